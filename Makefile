@@ -1,0 +1,39 @@
+# Each command sets up what it needs; the first one on a fresh clone installs into .venv.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.PHONY: demo test check golden startup exits crosscheck-l2 clean
+
+demo: .venv/.ready
+	$(PY) -m tinyexp.data.digits data/digits
+	$(PY) -m tinyexp.examples.digits_demo
+
+test: .venv/.ready
+	$(PY) -m pytest
+
+check: .venv/.ready
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m pyright
+
+golden: .venv/.ready
+	$(PY) -m pytest tests/golden --golden-all
+
+crosscheck-l2: .venv/.ready
+	$(PY) benchmarks/crosscheck/l2.py $(KEYS)
+
+startup: .venv/.ready
+	$(PY) benchmarks/startup/run.py
+
+exits: .venv/.ready
+	$(PY) -m benchmarks.exits.run
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+	touch .venv/.ready
+
+clean:
+	rm -rf output data .pytest_cache .ruff_cache

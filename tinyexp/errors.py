@@ -1,0 +1,49 @@
+"""The errors that end a run with one message, and the exit status that each of them gives."""
+
+
+class TinyExpError(Exception):
+    """A problem that its reader can mend. The command prints the message alone, without a traceback."""
+
+    exit_status = 1
+
+
+class ConfigError(TinyExpError, ValueError):
+    """A key, a value or a combination of them that cannot work. Raised before any process starts."""
+
+    exit_status = 2
+
+
+class DataError(TinyExpError):
+    """A folder or file of the data set that is missing or cannot be read."""
+
+    exit_status = 3
+
+
+class CheckpointError(TinyExpError):
+    """A checkpoint that cannot be read, does not fit the model, or could not be written."""
+
+    exit_status = 4
+
+
+class MachineError(TinyExpError):
+    """The machine lacks something the run asked for: devices, a port, a package, a permission."""
+
+    exit_status = 5
+
+
+class NonFiniteLoss(TinyExpError):
+    """The loss of a rank is NaN or infinite; no weight was changed by it."""
+
+    exit_status = 6
+
+
+class WorkerFailed(TinyExpError):
+    """A rank raised or died. The message starts with that rank and its original error."""
+
+    exit_status = 7
+
+
+class NotEqual(TinyExpError):
+    """`mode=verify` found a difference that rounding does not explain."""
+
+    exit_status = 1
