@@ -1,0 +1,220 @@
+import logging
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from tinyexp.data import loaders
+from tinyexp.data.image_folder import ImageFolder
+from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
+from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler
+from tinyexp.errors import ConfigError, DataError
+from tinyexp.process import Axis, seed_everything
+
+
+def toy_cfg(root: Path, **changes) -> DataLoaderCfg:
+    values: dict[str, Any] = {
+        "train_batch_size_per_device": 8,
+        "val_batch_size_per_device": 4,
+        "num_workers": 0,
+        "input_size": 40,
+    }
+    return DataLoaderCfg(data_root=str(root), **(values | changes))
+
+
+def fake_cfg(**changes) -> DataLoaderCfg:
+    values: dict[str, Any] = {
+        "train_batch_size_per_device": 8,
+        "val_batch_size_per_device": 8,
+        "num_workers": 0,
+        "input_size": 32,
+    }
+    return DataLoaderCfg(fake_data=True, **(values | changes))
+
+
+def train_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4) -> DataLoader:  # noqa: B008  frozen
+    return cfg.build_train(replica, num_classes=num_classes, device_type="cpu")
+
+
+def val_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4) -> DataLoader:  # noqa: B008  frozen
+    return cfg.build_val(replica, num_classes=num_classes, device_type="cpu")
+
+
+def file_names(loader: DataLoader) -> list[list[str]]:
+    """The files of each batch, in reading order."""
+    assert isinstance(loader.dataset, ImageFolder)
+    assert loader.batch_sampler
+    return [[loader.dataset.samples[index][0] for index in batch] for batch in loader.batch_sampler]
+
+
+def test_the_home_folder_is_expanded(tmp_path, monkeypatch, toy_set):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "set").symlink_to(toy_set)
+    cfg = toy_cfg(Path("~/set"))
+    assert cfg.problems(mixup_active=True, num_classes=4) == []
+    assert sum(len(batch) for batch in file_names(val_loader(cfg))) == 11
+
+
+# --- training
+
+
+def test_a_set_below_256_images_still_has_its_steps_with_repeated_augmentation(toy_set):  # A03 (a)
+    loader = train_loader(toy_cfg(toy_set))
+    assert isinstance(loader.sampler, RepeatedAugSampler)
+    assert len(loader) == len(file_names(loader)) == 8
+
+
+@pytest.mark.parametrize("repeated_aug", [True, False])
+def test_a_batch_larger_than_the_set_is_refused_with_all_the_numbers(toy_set, repeated_aug):  # A03 (b)
+    cfg = toy_cfg(toy_set, train_batch_size_per_device=128, repeated_aug=repeated_aug)
+    with pytest.raises(ConfigError) as refusal:
+        train_loader(cfg, Axis(0, 2))
+    for part in ("64 images over 2 replicas", "32 samples", "dataloader_cfg.train_batch_size_per_device=128", "to 32 or less"):
+        assert part in str(refusal.value)
+
+
+def test_more_replicas_than_images_are_refused():
+    with pytest.raises(ValueError, match=r"3 images over 4 replicas give each replica 0 samples.*fake_data_len"):
+        train_loader(fake_cfg(fake_data_len=3, train_batch_size_per_device=1), Axis(0, 4))
+
+
+def test_one_replica_reads_each_image_once_in_8_steps(toy_set):  # A08
+    batches = file_names(train_loader(toy_cfg(toy_set, repeated_aug=False)))
+    assert len(batches) == 8
+    assert len({name for batch in batches for name in batch}) == 64
+
+
+def test_two_replicas_read_disjoint_halves_in_4_steps(toy_set):  # A08
+    cfg = toy_cfg(toy_set, repeated_aug=False)
+    first, second = (file_names(train_loader(cfg, Axis(rank, 2))) for rank in range(2))
+    assert len(first) == len(second) == 4
+    names = [{name for batch in batches for name in batch} for batches in (first, second)]
+    assert len(names[0]) == len(names[1]) == 32
+    assert not names[0] & names[1]
+
+
+def test_without_repeats_the_order_is_the_official_one_of_the_epoch(toy_set):
+    loader = train_loader(toy_cfg(toy_set, repeated_aug=False), Axis(1, 2))
+    official = DistributedSampler(loader.dataset, num_replicas=2, rank=1, shuffle=True, seed=0)
+    assert isinstance(loader.sampler, DistributedSampler)
+    for epoch in (0, 3):
+        loader.sampler.set_epoch(epoch)
+        official.set_epoch(epoch)
+        assert list(loader.sampler) == list(official)
+
+
+def test_a_training_batch_is_float_images_and_integer_classes(toy_set):
+    images, targets = next(iter(train_loader(toy_cfg(toy_set))))
+    assert (images.shape, images.dtype) == ((8, 3, 40, 40), torch.float32)
+    assert (targets.shape, targets.dtype) == ((8,), torch.int64)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_draws_one_number_of_the_process_besides_its_augmentation(num_workers):
+    loader = fake_cfg(num_workers=num_workers).build_val(Axis(), num_classes=10, device_type="cpu")
+    torch.manual_seed(0)
+    for _epoch in range(2):
+        list(loader)
+    got = torch.rand(())
+    torch.manual_seed(0)
+    torch.empty(2, dtype=torch.int64).random_()
+    assert torch.equal(got, torch.rand(()))
+
+
+def test_an_epoch_with_workers_can_be_repeated_from_the_state_of_the_process():
+    loader = train_loader(fake_cfg(num_workers=2, fake_data_len=32), num_classes=10)
+    seed_everything(0)
+    list(loader)
+    state = torch.get_rng_state()
+    straight = [images for images, _ in loader]
+    resumed_loader = train_loader(fake_cfg(num_workers=2, fake_data_len=32), num_classes=10)
+    torch.set_rng_state(state)
+    resumed = [images for images, _ in resumed_loader]
+    assert all(torch.equal(one, other) for one, other in zip(straight, resumed, strict=True))
+
+
+def test_more_workers_than_cores_are_lowered_with_one_warning(caplog, monkeypatch):
+    monkeypatch.setattr(loaders, "available_cores", lambda: 1)
+    with caplog.at_level(logging.WARNING, logger="tinyexp"):
+        built = [train_loader(fake_cfg(num_workers=10)), val_loader(fake_cfg(num_workers=10))]
+        train_loader(fake_cfg(num_workers=11), Axis(1, 2))  # another replica says nothing
+    assert [loader.num_workers for loader in built] == [1, 1]
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message == "dataloader_cfg.num_workers=10 is lowered to 1, the CPU cores of this process"
+
+
+def test_memory_is_pinned_for_a_gpu_only():
+    cfg = fake_cfg()
+    pinned = [cfg.build_val(Axis(), num_classes=10, device_type=kind).pin_memory for kind in ("cpu", "cuda")]
+    assert pinned == [False, True]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_unreadable_image_ends_in_one_plain_message_wherever_it_was_read(tmp_path, case_images, num_workers):
+    (tmp_path / "val" / "c0").mkdir(parents=True)
+    picture = tmp_path / "val" / "c0" / "broken.JPEG"
+    picture.write_bytes((case_images / "zero_bytes.JPEG").read_bytes())
+    with pytest.raises(DataError) as stop:
+        list(val_loader(toy_cfg(tmp_path, num_workers=num_workers)))
+    assert str(stop.value).startswith(f"{picture}: ")
+    assert str(stop.value).endswith("the file is empty; replace or remove the file")
+    assert multiprocessing.active_children() == []
+
+
+def test_an_image_of_the_wrong_size_is_named(toy_set):
+    with pytest.raises(DataError, match=r"val/c0/0\.JPEG: the image is 72x72 pixels"):
+        list(val_loader(toy_cfg(toy_set, input_size=32)))
+
+
+# --- evaluation
+
+
+def scored(cfg: DataLoaderCfg, size: int) -> tuple[list[int], list[list[int]]]:
+    """Classes scored over all replicas, and the padded size of every step for each replica."""
+    targets, sizes = [], []
+    for rank in range(size):
+        steps = list(PaddedBatches(val_loader(cfg, Axis(rank, size))))
+        targets += [int(target) for _, valid in steps for target in valid]
+        sizes.append([len(images) for images, _ in steps])
+        assert all(len(valid) <= len(images) for images, valid in steps)
+        assert all(not images[len(valid) :].any() for images, valid in steps if not cfg.dist_eval)
+    return sorted(targets), sizes
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3, 4, 5, 16])
+def test_every_validation_image_is_scored_once_in_equal_steps(toy_set, batch, size):  # A16
+    targets, sizes = scored(toy_cfg(toy_set, val_batch_size_per_device=batch), size)
+    assert targets == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert all(steps == sizes[0] for steps in sizes)
+    assert sum(sizes[0]) == -(-11 // size)
+
+
+def test_one_image_over_two_replicas_is_scored_once(toy_set):  # A16
+    targets, sizes = scored(fake_cfg(fake_data_len=1), 2)
+    assert len(targets) == 1
+    assert sizes == [[1], [1]]
+
+
+def test_the_padding_follows_the_images_of_the_replica(toy_set):
+    cfg = toy_cfg(toy_set, val_batch_size_per_device=5)
+    loader = val_loader(cfg, Axis(1, 2))
+    assert isinstance(loader.sampler, ExactSampler)
+    [(own, targets)] = list(loader)
+    (images, valid), (empty, no_targets) = PaddedBatches(loader)
+    assert torch.equal(images, own)
+    assert torch.equal(valid, targets)
+    assert (len(valid), len(no_targets), tuple(empty.shape)) == (5, 0, (1, 3, 40, 40))
+    assert len(PaddedBatches(loader)) == 2
+
+
+def test_dist_eval_pads_with_duplicates_as_the_recipe_does_and_says_so_once(toy_set, caplog):
+    with caplog.at_level(logging.WARNING, logger="tinyexp"):
+        targets, sizes = scored(toy_cfg(toy_set, dist_eval=True), 2)
+    assert targets == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]  # the first image twice
+    assert sizes == [[4, 2], [4, 2]]
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "11 images do not divide over 2 replicas; 1 are scored twice" in message

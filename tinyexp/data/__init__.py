@@ -1,0 +1,1 @@
+"""Files to batches: data sets, transforms, samplers, loaders."""

@@ -1,0 +1,261 @@
+"""Loaders of one replica: data set, transform and sampler put together, and refused early where they cannot work."""
+
+import functools
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+
+from tinyexp.data.byte_cache import ByteCache
+from tinyexp.data.fake import FakeImages
+from tinyexp.data.image_folder import ImageFolder, folder_problems
+from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler
+from tinyexp.data.transforms import (
+    ERASE_MODES,
+    INTERPOLATIONS,
+    auto_augment_problem,
+    build_eval_transform,
+    build_train_transform,
+)
+from tinyexp.errors import ConfigError, DataError
+from tinyexp.process import Axis, available_cores
+
+log = logging.getLogger("tinyexp")
+
+SMALLEST = {  # keys that are refused below a value
+    "fake_data_len": 1,
+    "input_size": 1,
+    "train_batch_size_per_device": 1,
+    "val_batch_size_per_device": 1,
+    "num_workers": 0,
+    "color_jitter": 0.0,
+    "recount": 1,
+    "num_repeats": 1,
+}
+
+
+def default_data_root() -> str:
+    return os.environ.get("IMAGENET_HOME") or "./data/imagenet/"
+
+
+@dataclass
+class DataLoaderCfg:
+    """Where the images come from, how they are augmented, and how replicas share them. Defaults: DeiT main.py @ 7e160fe4."""
+
+    data_root: str = field(default_factory=default_data_root)  # <root>/{train,val}/<class>/*; IMAGENET_HOME sets the default
+    fake_data: bool = False  # synthetic noise images instead of data_root; no disk
+    fake_data_len: int = 64  # images in each synthetic split
+    input_size: int = 224  # pixels of a side; at 32 and below images are not resized
+    train_batch_size_per_device: int = 256  # images of a replica in one step
+    val_batch_size_per_device: int = 384  # images of a replica in one evaluation step; DeiT: 1.5 x the training batch
+    num_workers: int = 10  # loader processes of a rank; lowered to the cores there are
+    pin_mem: bool = True  # page-locked batches, for copies to a GPU; no effect on CPU
+    color_jitter: float = 0.3  # strength; as in DeiT without effect while auto_augment is set
+    auto_augment: str = "rand-m9-mstd0.5-inc1"  # timm policy; "" for none
+    train_interpolation: str = "bicubic"  # of the random resized crop; a timm name, or "random"
+    hflip: float = 0.5  # probability of mirroring an image, 0 to 1; timm's default, which DeiT keeps; 0 for text and digits
+    reprob: float = 0.25  # probability of random erasing, 0 to 1
+    remode: str = "pixel"  # random erasing fills with noise per "pixel", one "rand" colour, or "const" zero
+    recount: int = 1  # most boxes that random erasing removes from an image
+    repeated_aug: bool = True  # each image num_repeats times an epoch, a third of the images; at every mesh
+    num_repeats: int = 3  # augmentations of an image in an epoch with repeated_aug
+    dist_eval: bool = False  # DeiT's padded evaluation, which scores some images twice; off: each image once
+    eval_crop_ratio: float = 0.875  # evaluation resizes to input_size / ratio, then crops; 0 (excluded) to 1
+
+    def problems(self, *, mixup_active: bool, num_classes: int, splits: tuple[str, ...] = ("train", "val")) -> list[str]:
+        """Everything about these values and the data root that cannot work, one line each; [] if all is well.
+
+        Opens no image. An evaluation passes splits=("val",) and hears nothing about training images.
+        """
+        problems = self._value_problems()
+        if "train" in splits:
+            problems += self._train_problems(mixup_active)
+        if not self.fake_data:
+            problems += folder_problems(Path(self.data_root), splits=splits, num_classes=num_classes)
+        return problems
+
+    def build_train(self, replica: Axis, *, num_classes: int, device_type: str, cache: ByteCache | None = None) -> DataLoader:
+        """Training batches of one replica: float32 images (batch, 3, size, size) and int64 classes (batch,).
+
+        Call `loader.sampler.set_epoch(epoch)` before each epoch. The last incomplete batch is dropped.
+
+        The order of the images follows from the epoch alone, as in DeiT; the augmentation from
+        the generators of this process, or, with workers, from the one int64 that an epoch draws of torch's.
+
+        Raises: ConfigError if the replica has no full batch (deviation D8: DeiT would train no step), DataError.
+        """
+        dataset = self._dataset("train", build_train_transform(self), num_classes, cache)
+        num_images = len(dataset)
+        if self.repeated_aug:
+            sampler = RepeatedAugSampler(num_images, replica, self.num_repeats)
+        else:
+            sampler = DistributedSampler(dataset, replica.size, replica.rank, shuffle=True, seed=0)
+        self._require_one_batch(num_images, len(sampler), replica)
+        return self._loader(dataset, sampler, self.train_batch_size_per_device, replica, device_type, drop_last=True)
+
+    def build_val(self, replica: Axis, *, num_classes: int, device_type: str, cache: ByteCache | None = None) -> DataLoader:
+        """Evaluation batches of one replica; go through `PaddedBatches` where ranks share collectives.
+
+        Over the replicas every image comes once. With dist_eval, DeiT's padding repeats the first images to make the
+        replicas equal, and the log says so.
+
+        Raises: DataError.
+        """
+        dataset = self._dataset("val", build_eval_transform(self), num_classes, cache)
+        num_images = len(dataset)
+        if self.dist_eval:
+            sampler = DistributedSampler(dataset, replica.size, replica.rank, shuffle=False)
+            if replica.rank == 0 and sampler.total_size > num_images:
+                log.warning(
+                    "dataloader_cfg.dist_eval: %d images do not divide over %d replicas; %d are scored twice, "
+                    "so the accuracy is slightly off; dataloader_cfg.dist_eval=false scores each once",
+                    num_images,
+                    replica.size,
+                    sampler.total_size - num_images,
+                )
+        else:
+            sampler = ExactSampler(num_images, replica)
+        return self._loader(dataset, sampler, self.val_batch_size_per_device, replica, device_type, drop_last=False)
+
+    def _value_problems(self) -> list[str]:
+        problems = [
+            f"dataloader_cfg.{key}={getattr(self, key)} is too small; use {smallest} or more"
+            for key, smallest in SMALLEST.items()
+            if not getattr(self, key) >= smallest
+        ]
+        problems += [
+            f"dataloader_cfg.{key}={getattr(self, key)} is not a probability; use a number from 0 to 1"
+            for key in ("hflip", "reprob")
+            if not 0 <= getattr(self, key) <= 1
+        ]
+        if not 0 < self.eval_crop_ratio <= 1:
+            problems.append(
+                f"dataloader_cfg.eval_crop_ratio={self.eval_crop_ratio} must be above 0 and at most 1; DeiT has 0.875"
+            )
+        return problems
+
+    def _train_problems(self, mixup_active: bool) -> list[str]:
+        problems = []
+        for key, allowed in (("remode", ERASE_MODES), ("train_interpolation", INTERPOLATIONS)):
+            if getattr(self, key) not in allowed:
+                problems.append(f"dataloader_cfg.{key}={getattr(self, key)} is unknown; use one of {', '.join(allowed)}")
+        if reason := auto_augment_problem(self.auto_augment):
+            problems.append(f"dataloader_cfg.auto_augment={self.auto_augment} is no augmentation policy: {reason}")
+        batch = self.train_batch_size_per_device
+        if mixup_active and batch > 0 and batch % 2:
+            even = f"{batch - 1} or {batch + 1}" if batch > 1 else "2"
+            problems.append(
+                f"dataloader_cfg.train_batch_size_per_device={batch} is odd, but mixup and cutmix pair the images of a batch; "
+                f"use {even}, or switch both off with loss_cfg.mixup=0 loss_cfg.cutmix=0"
+            )
+        return problems
+
+    def _dataset(self, split: str, transform: Any, num_classes: int, cache: ByteCache | None) -> FakeImages | ImageFolder:
+        if self.fake_data:
+            return FakeImages(self.fake_data_len, self.input_size, num_classes, transform)
+        return ImageFolder(Path(self.data_root) / split, transform, cache=cache)
+
+    def _require_one_batch(self, num_images: int, num_samples: int, replica: Axis) -> None:
+        batch = self.train_batch_size_per_device
+        if num_samples < batch:
+            larger_set = "dataloader_cfg.fake_data_len" if self.fake_data else "the set at dataloader_cfg.data_root"
+            fewer = f"set dataloader_cfg.train_batch_size_per_device to {num_samples} or less, " if num_samples else ""
+            raise ConfigError(
+                f"an epoch has no training step: {num_images} images over {replica.size} replicas give each replica "
+                f"{num_samples} samples, fewer than dataloader_cfg.train_batch_size_per_device={batch}; "
+                f"{fewer}use fewer replicas, or enlarge {larger_set}"
+            )
+
+    def _loader(
+        self, dataset: Dataset, sampler: Sampler, batch_size: int, replica: Axis, device_type: str, *, drop_last: bool
+    ) -> DataLoader:
+        # Workers start anew with every epoch, as in DeiT: torch 2.14 seeds persistent ones in their first epoch only, so a
+        # run resumed later could not repeat their augmentation. Starting two takes 0.07 s.
+        return ImageLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=lower_to_cores(self.num_workers, cores=available_cores(), warn=replica.rank == 0),
+            pin_memory=self.pin_mem and device_type == "cuda",
+            drop_last=drop_last,
+        )
+
+
+class ImageLoader(DataLoader):
+    """A DataLoader whose workers report an unreadable image as the main process does: one message, no traceback in it."""
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  torch promises a private class
+        return _with_plain_data_errors(super().__iter__())  # the iterator starts here: workers run, one int64 is drawn
+
+
+class PaddedBatches:
+    """Evaluation batches in equal numbers and sizes on all replicas: images, and the classes of those that count.
+
+    Images are (rows, 3, size, size), of which the first `len(classes)` are this replica's and the rest zeros; a replica may
+    have none. So every rank can enter the same collectives in every step, and
+
+        for images, classes in PaddedBatches(loader):
+            logits = model(images)[: len(classes)]
+
+    counts each image once. Every rank must go through all batches.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        sampler = self.loader.sampler
+        return sampler.num_batches(self._batch_size) if isinstance(sampler, ExactSampler) else len(self.loader)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        sampler = self.loader.sampler
+        if not isinstance(sampler, ExactSampler):  # torch's DistributedSampler makes the replicas equal by itself
+            yield from self.loader
+            return
+        batches, images = iter(self.loader), None
+        for step in range(len(self)):
+            images, classes = next(batches, None) or _no_images(self.loader, like=images)
+            missing = sampler.padded_batch_size(step, self._batch_size) - len(classes)
+            if missing:
+                images = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
+            yield images, classes
+
+    @property
+    def _batch_size(self) -> int:
+        assert self.loader.batch_size
+        return self.loader.batch_size
+
+
+@functools.cache
+def lower_to_cores(num_workers: int, *, cores: int, warn: bool) -> int:
+    """`num_workers`, at most `cores`. More would only take turns. The warning comes once in a process."""
+    if num_workers > cores and warn:
+        log.warning("dataloader_cfg.num_workers=%d is lowered to %d, the CPU cores of this process", num_workers, cores)
+    return min(num_workers, cores)
+
+
+def _no_images(loader: DataLoader, *, like: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A batch of 0 images, for a replica that has fewer than the others. Its first image tells the shape if none came yet."""
+    images = loader.dataset[0][0].unsqueeze(0) if like is None else like
+    return images[:0], torch.empty(0, dtype=torch.int64)
+
+
+def _with_plain_data_errors(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches. torch 2.14 wraps a worker's error in the text of its traceback; a DataError loses that text again."""
+    try:
+        yield from batches
+        return
+    except DataError as error:
+        raised_as = f"{DataError.__module__}.{DataError.__qualname__}: "  # where the traceback ends and the message starts
+        message = str(error).rpartition(raised_as)[2].strip()
+        error.__traceback__ = None
+    # With its last references gone, here and in that traceback, the loader stops its workers at once. The garbage collector
+    # would find it later, and then wait 5 s for each worker.
+    del batches
+    raise DataError(message)
