@@ -1,0 +1,120 @@
+"""timm's VisionTransformer, configured as DeiT has it, with attention that tensor parallelism can shard."""
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from functools import partial
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from tinyexp.models.vit.attention import Attention
+from tinyexp.models.vit.presets import PRESETS, ViTShape
+
+
+@dataclass
+class ModuleCfg:
+    """Which vision transformer, and from which weights it starts."""
+
+    model_name: str = "deit_small_patch16_224"  # a preset of tinyexp/models/vit/presets.py
+    img_size: int = 224  # pixels; the position embedding has (img_size / patch_size)^2 + 1 rows
+    num_classes: int = 1000  # outputs of the head
+    drop_rate: float = 0.0  # dropout after position embedding, attention projection and MLP; DeiT main.py --drop
+    drop_path_rate: float = 0.1  # stochastic depth of the last block, rising from 0; DeiT main.py --drop-path
+    pretrained_from: str = ""  # path or https URL of an official checkpoint; the hash in a URL's name is checked
+    patch_size: int | None = None  # pixels; null: the preset's
+    embed_dim: int | None = None  # null: the preset's
+    depth: int | None = None  # blocks; null: the preset's
+    num_heads: int | None = None  # null: the preset's
+
+    def shape(self) -> ViTShape:
+        """The preset's sizes with the overrides of this configuration."""
+        overrides = {field.name: getattr(self, field.name) for field in dataclasses.fields(ViTShape)}
+        return dataclasses.replace(
+            PRESETS[self.model_name], **{name: value for name, value in overrides.items() if value is not None}
+        )
+
+    def problems(self) -> list[str]:
+        """Everything in this configuration that no model can have, each with its dotted key."""
+        if self.model_name not in PRESETS:
+            near = difflib.get_close_matches(self.model_name, PRESETS, n=1, cutoff=0.0)
+            return [f"module_cfg.model_name={self.model_name!r}: allowed are {', '.join(PRESETS)}; nearest: {near[0]}"]
+        shape = self.shape()
+        found = [
+            f"module_cfg.{name}={value}: a number of at least 1 is needed"
+            for name, value in [
+                *dataclasses.asdict(shape).items(),
+                ("img_size", self.img_size),
+                ("num_classes", self.num_classes),
+            ]
+            if value < 1
+        ]
+        if found:
+            return found
+        if shape.embed_dim % shape.num_heads:
+            found.append(f"module_cfg.embed_dim={shape.embed_dim} is not a multiple of module_cfg.num_heads={shape.num_heads}")
+        if self.img_size % shape.patch_size:
+            found.append(f"module_cfg.img_size={self.img_size} is not a multiple of module_cfg.patch_size={shape.patch_size}")
+        for name in ("drop_rate", "drop_path_rate"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                found.append(f"module_cfg.{name}={getattr(self, name)}: a rate from 0 to below 1 is needed")
+        return found
+
+    def build(self) -> VisionTransformer:
+        """The model with its initial weights, on the default device; draws from torch's generator as timm does."""
+        return build_vit(
+            self.shape(),
+            img_size=self.img_size,
+            num_classes=self.num_classes,
+            drop_rate=self.drop_rate,
+            drop_path_rate=self.drop_path_rate,
+        )
+
+
+def build_vit(
+    shape: ViTShape,
+    *,
+    img_size: int = 224,
+    num_classes: int = 1000,
+    drop_rate: float = 0.0,
+    drop_path_rate: float = 0.0,
+) -> VisionTransformer:
+    """A ViT of the given shape: class token, learned position embedding, LayerNorm eps 1e-6, qkv bias, MLP ratio 4.
+
+    `drop_rate` is the one rate of timm 0.3.2, which today's timm splits into a position and a projection rate.
+    """
+    return VisionTransformer(
+        img_size=img_size,
+        patch_size=shape.patch_size,
+        embed_dim=shape.embed_dim,
+        depth=shape.depth,
+        num_heads=shape.num_heads,
+        num_classes=num_classes,
+        mlp_ratio=4.0,
+        qkv_bias=True,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),  # pyright: ignore[reportArgumentType]
+        pos_drop_rate=drop_rate,
+        proj_drop_rate=drop_rate,
+        drop_path_rate=drop_path_rate,
+        attn_layer=Attention,
+    )
+
+
+def deit_tiny_patch16_224(**options: object) -> VisionTransformer:
+    """DeiT-Ti: 5,717,416 parameters, 3 heads."""
+    return build_vit(PRESETS["deit_tiny_patch16_224"], **options)  # pyright: ignore[reportArgumentType]
+
+
+def deit_small_patch16_224(**options: object) -> VisionTransformer:
+    """DeiT-S: 22,050,664 parameters, 6 heads."""
+    return build_vit(PRESETS["deit_small_patch16_224"], **options)  # pyright: ignore[reportArgumentType]
+
+
+def deit_base_patch16_224(**options: object) -> VisionTransformer:
+    """DeiT-B: 86,567,656 parameters, 12 heads."""
+    return build_vit(PRESETS["deit_base_patch16_224"], **options)  # pyright: ignore[reportArgumentType]
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Trainable numbers of the whole model, sharded or not."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -1,0 +1,19 @@
+"""A plan says which module is sharded how: a path with `*` for one level -> a style of `styles`."""
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+Plan = Mapping[str, ParallelStyle]
+
+
+def matches(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
+    """The modules that a path of a plan names, by full name. `*` stands for any one name: `blocks.*.attn`."""
+    wanted = pattern.split(".")
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if len(parts := name.split(".")) == len(wanted)
+        and all(asked in ("*", part) for asked, part in zip(wanted, parts, strict=True))
+    }
