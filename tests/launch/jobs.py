@@ -1,0 +1,197 @@
+"""What the ranks of the tests do. Importable by name, so that every start method and Ray can ship it."""
+
+import io
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tinyexp.errors import DataError
+from tinyexp.process import Environment
+
+PIDS_FOLDER = "PIDS_FOLDER"  # a variable: the folder in which every process of the run leaves its pid
+
+
+def note_pid() -> None:
+    if folder := os.environ.get(PIDS_FOLDER):
+        Path(folder, str(os.getpid())).touch()
+
+
+def join_group() -> int:
+    import torch.distributed as dist
+
+    note_pid()
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+def sum_over_ranks() -> float:
+    import torch
+    import torch.distributed as dist
+
+    join_group()
+    total = torch.tensor(Environment.read().world.rank + 1.0)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
+def describe() -> dict[str, Any]:
+    """The sum over the ranks, and what this rank sees of its surroundings."""
+    total = sum_over_ranks()
+    import torch
+
+    environment = Environment.read()
+    print(f"line of rank {environment.world.rank}\nlast line of rank {environment.world.rank}")
+    print(f"rank {environment.world.rank} on stderr", file=sys.stderr)
+    os.system(f"echo a child of rank {environment.world.rank}")
+    return {
+        "total": total,
+        "rank": environment.world.rank,
+        "local_rank": environment.local.rank,
+        "local_size": environment.local.size,
+        "threads": torch.get_num_threads(),
+        "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+        "folder": os.getcwd(),
+        "data": Path("data.txt").read_text() if Path("data.txt").exists() else None,
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "carried": os.environ.get("TINYEXP_TEST"),
+        "in_main_thread": threading.current_thread() is threading.main_thread(),
+    }
+
+
+def fail_on_rank_1() -> None:
+    """Rank 1 meets a bad file; rank 0 waits for it."""
+    import torch
+    import torch.distributed as dist
+
+    if join_group() == 1:
+        raise DataError("train/c0/5.JPEG cannot be read")
+    dist.all_reduce(torch.zeros(1))
+
+
+def fail_after_leaving_the_group() -> None:
+    """Rank 1 is lost to rank 0 before it says why."""
+    import torch
+    import torch.distributed as dist
+
+    if join_group() == 1:
+        dist.destroy_process_group()
+        time.sleep(0.5)
+        raise ValueError("the cause")
+    dist.all_reduce(torch.zeros(1))
+
+
+def kill_rank_1() -> None:
+    """Rank 1 is killed while a process that it started lives on, as loader workers do."""
+    import torch
+    import torch.distributed as dist
+
+    rank = join_group()
+    multiprocessing.get_context("fork").Process(target=sleep_noted).start()
+    time.sleep(0.3)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(1))
+
+
+def sleep_noted() -> None:
+    note_pid()
+    time.sleep(100)
+
+
+def sleep_long() -> None:
+    note_pid()
+    print("asleep", flush=True)
+    time.sleep(100)
+
+
+def save_when_asked() -> None:
+    """What a trainer does about SIGTERM."""
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    note_pid()
+    print("asleep", flush=True)
+    while not asked:
+        time.sleep(0.05)
+    print(f"rank {Environment.read().world.rank} saved", flush=True)
+
+
+def leave_with_status_3() -> None:
+    os._exit(3)
+
+
+class Trap(io.StringIO):
+    """Ends the process that flushes it."""
+
+    def flush(self) -> None:
+        os._exit(5)
+
+
+def die_while_leaving() -> str:
+    sys.stdout = Trap()
+    return "a result"
+
+
+def return_something_unpicklable() -> Any:
+    return lambda: None
+
+
+def return_a_large_tensor() -> Any:
+    import torch
+
+    return torch.full((1_000_000,), float(Environment.read().world.rank))
+
+
+def train_tensor_parallel() -> float:
+    """Ten steps of a two-layer MLP whose weights are DTensors over the two ranks."""
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    join_group()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = torch.tensor(0.0)
+    for _ in range(10):
+        loss = model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+    return loss.item()
+
+
+def main() -> None:
+    """`python -m tests.launch.jobs LAUNCHER JOB`: run the job on two processes and show the results, as a command would."""
+    from tinyexp.errors import TinyExpError
+    from tinyexp.launch.external import run_external
+    from tinyexp.launch.local import run_local
+    from tinyexp.launch.ray_workers import RayCfg, run_ray
+
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    launcher, job = sys.argv[1], globals()[sys.argv[2]]
+    note_pid()
+    try:
+        if launcher == "ray":
+            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])))
+        else:
+            found = run_external(job) if launcher == "external" else run_local(job, 2, start_method=launcher)
+    except TinyExpError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_status)
+    for result in found:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+import pytest
+
+from tinyexp.launch.ray_resources import Bundle, amounts
+
+
+@pytest.mark.parametrize(
+    ("bundle", "cpus", "gpus", "fitting"),
+    [
+        (Bundle(12, 1.0), None, 8, 8),
+        (Bundle(12, 1.0), 48, 8, 4),
+        (Bundle(1, 2.0), None, 5, 2),
+        (Bundle(1, 0.5), None, 2, 4),
+        (Bundle(1, 0.6), None, 2, 2),
+        (Bundle(1, 0.1), None, 1, 10),
+        (Bundle(4), 10, 0, 2),
+        (Bundle(1, 1.0), 64, 0, 0),
+    ],
+)
+def test_a_machine_holds_as_many_workers_as_its_scarcest_resource_allows(bundle, cpus, gpus, fitting):
+    assert bundle.fit(cpus=cpus, gpus=gpus) == fitting
+
+
+def test_a_request_is_told_with_its_total():
+    assert Bundle(12, 0.5).times(4) == "4 workers x (12 CPUs + 0.5 GPUs) = 48 CPUs, 2 GPUs"
+    assert Bundle(2).times(8) == "8 workers x (2 CPUs) = 16 CPUs, 0 GPUs"
+
+
+def test_a_resource_that_a_cluster_lacks_is_0():
+    assert amounts({"CPU": 2.0, "memory": 1e9}) == "2 CPUs, 0 GPUs"

@@ -1,0 +1,194 @@
+"""The ranks of a run as actors of a connected Ray."""
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tinyexp.errors import MachineError
+from tinyexp.launch.output import OutputServer
+from tinyexp.launch.ray_actor import Job, Place, RankActor, carried_variables
+from tinyexp.launch.ray_resources import Bundle, shortage
+from tinyexp.launch.rendezvous import LOOPBACK
+from tinyexp.launch.supervise import POLL_S, StopRequest
+from tinyexp.launch.worker import Failure, Outcome, unpack
+from tinyexp.process import Axis, Environment
+
+END_S = 3.0  # for killed actors to be gone, and again for their last output to arrive
+
+
+class RayRanks:
+    """One actor for each rank, in one placement group."""
+
+    def __init__(self, fn: Callable[[], Any], bundle: Bundle, num_workers: int, *, num_cpus: int) -> None:
+        self._fn = fn
+        self._bundle = bundle
+        self._num_workers = num_workers
+        self._num_cpus = num_cpus
+        self._group: Any = None
+        self._actors: list[Any] = []  # in rank order once they are placed
+        self._places: list[Place] = []  # likewise
+        self._home = ""  # node of this process
+        self._output: OutputServer | None = None
+        self._running: dict[Any, int] = {}  # Ray's reference to a report that is yet to come -> rank
+
+    @contextmanager
+    def started(self, strategy: str, timeout_s: float, stop: StopRequest) -> Iterator[None]:
+        """The function runs on all ranks while the block does, and nothing of it afterwards.
+
+        Raises: MachineError if the cluster has not placed the workers after `timeout_s`, or cannot start them.
+        """
+        try:
+            self._reserve(strategy, timeout_s, stop)
+            self._place(stop)
+            self._run(stop)
+            yield
+        finally:
+            self._end()
+
+    def arrivals(self, timeout_s: float) -> list[Outcome]:
+        """The outcomes that have come, after at most `timeout_s`; a dead rank is one."""
+        import ray
+
+        if ray.wait(list(self._running), num_returns=1, timeout=timeout_s)[0]:
+            ready, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+            return [_outcome(report, self._running.pop(report)) for report in ready]
+        # Ray itself learns of a death from a closed socket, which the loader workers of a killed rank hold open
+        dead = [report for report, rank in self._running.items() if self._is_here(rank) and not _exists(self._places[rank].pid)]
+        return [Outcome(self._running.pop(report), failure=_death("")) for report in dead]
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to every rank."""
+        if self._output:
+            self._output.ask_to_stop()
+
+    def _reserve(self, strategy: str, timeout_s: float, stop: StopRequest) -> None:
+        from ray.util.placement_group import placement_group
+
+        self._group = placement_group([self._bundle.resources()] * self._num_workers, strategy=strategy)
+        deadline = time.monotonic() + timeout_s
+        while not self._group.wait(POLL_S):
+            stop.raise_if_asked()
+            if time.monotonic() > deadline:
+                raise MachineError(shortage(self._bundle, self._num_workers, strategy, timeout_s))
+
+    def _place(self, stop: StopRequest) -> None:
+        """Start the actors and order them: this node first, the ranks of a node next to each other, by their GPUs."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._home = ray.get_runtime_context().get_node_id()
+        actor_class = ray.remote(RankActor)
+        for index in range(self._num_workers):
+            bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+            settings = actor_class.options(num_cpus=self._bundle.cpus, num_gpus=self._bundle.gpus, scheduling_strategy=bundle)
+            self._actors.append(settings.remote())
+        places = _answers([actor.place.remote() for actor in self._actors], stop)
+
+        def order(index: int) -> tuple[bool, str, str, list[tuple[int, str]]]:
+            place = places[index]
+            devices = [(len(device), device) for device in place.devices]  # 10 after 9
+            return place.node_id != self._home, place.node_ip, place.node_id, devices
+
+        ranks = sorted(range(self._num_workers), key=order)
+        self._actors = [self._actors[index] for index in ranks]
+        self._places = [places[index] for index in ranks]
+
+    def _run(self, stop: StopRequest) -> None:
+        import ray
+        import ray.cloudpickle
+
+        all_here = all(self._is_here(rank) for rank in range(self._num_workers))
+        store_host = LOOPBACK if all_here else self._places[0].node_ip
+        (store_port,) = _answers([self._actors[0].listen.remote(store_host)], stop)
+        self._output = OutputServer(LOOPBACK if all_here else ray.util.get_node_ip_address())
+        function = ray.cloudpickle.dumps(self._fn)
+        nodes = [place.node_id for place in self._places]
+        for actor, environment in zip(self._actors, environments(nodes, store_host, store_port), strict=True):
+            job = Job(
+                function=function,
+                environment=environment,
+                folder=os.getcwd(),
+                search_path=[entry or os.getcwd() for entry in sys.path],
+                variables=carried_variables(),
+                num_cpus=self._num_cpus,
+                output_address=self._output.address,
+                output_token=self._output.token,
+            )
+            self._running[actor.run.remote(job)] = environment.world.rank
+
+    def _is_here(self, rank: int) -> bool:
+        return self._places[rank].node_id == self._home
+
+    def _end(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for actor in self._actors:
+            with suppress(Exception):  # Ray itself may be what has failed
+                ray.kill(actor)
+        here = [place for place in self._places if place.node_id == self._home]
+        deadline = time.monotonic() + END_S
+        while any(_exists(place.pid) for place in here) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for place in here:
+            with suppress(ProcessLookupError):  # nothing is left of it
+                os.killpg(place.process_group, signal.SIGKILL)  # the loader workers of the rank
+        if self._group is not None:
+            with suppress(Exception):
+                remove_placement_group(self._group)
+        if self._output:
+            self._output.close(END_S)
+
+
+def environments(nodes: Sequence[str], master_addr: str, master_port: int) -> list[Environment]:
+    """The environment of every rank, from the node of every rank."""
+    sizes, seen = Counter(nodes), Counter[str]()
+    found = []
+    for rank, node in enumerate(nodes):
+        world, local = Axis(rank, len(nodes)), Axis(seen[node], sizes[node])
+        seen[node] += 1
+        found.append(Environment(world, local, master_addr, master_port, store_is_hosted=True, owns_devices=True))
+    return found
+
+
+def _answers(references: list[Any], stop: StopRequest) -> list[Any]:
+    import ray
+    from ray.exceptions import RayError
+
+    waiting = references
+    while waiting:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_S)
+        stop.raise_if_asked()
+    try:
+        return ray.get(references)
+    except RayError as error:
+        raise MachineError(f"Ray could not start the workers: {error}") from error
+
+
+def _outcome(report: Any, rank: int) -> Outcome:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        return unpack(ray.get(report))
+    except RayError as error:
+        return Outcome(rank, failure=_death(str(error)))
+
+
+def _death(explanation: str) -> Failure:
+    _, _, detail = explanation.partition("Worker exit detail: ")
+    detail, _, _ = (detail or explanation).partition(" Some common causes")
+    return Failure("", "died without a report (killed, possibly out of memory)" + (f"; Ray says: {detail}" if detail else ""))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

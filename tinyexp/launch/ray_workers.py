@@ -1,0 +1,135 @@
+"""Run a function on N Ray workers, of this machine or of a cluster."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinyexp.errors import ConfigError, MachineError
+from tinyexp.launch.ray_cluster import cluster_address, is_connected, joined_cluster, private_ray
+from tinyexp.launch.ray_ranks import RayRanks
+from tinyexp.launch.ray_resources import Bundle, cluster_capacity
+from tinyexp.launch.report import results
+from tinyexp.launch.supervise import StopRequest, collect
+from tinyexp.process import available_cores
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+logger = logging.getLogger("tinyexp")
+
+
+@dataclass
+class RayCfg:
+    """How many workers Ray starts, and what each of them gets."""
+
+    ray_num_worker: int = 1  # processes; -1: as many as the machine or the cluster holds
+    ray_num_gpus_per_worker: float = 1.0  # GPUs; 0.0 runs on the CPU, below 1 several workers share one
+    ray_num_cpus_per_worker: int = 1  # CPUs; on one local machine with fewer cores the workers share them, with a warning
+    ray_placement_strategy: str = "PACK"  # over the nodes of a cluster: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD
+    ray_placement_timeout_s: float = 120.0  # seconds; how long to wait for a cluster to have the resources
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, one line each, whatever the machine."""
+        found = []
+        if self.ray_num_worker < 1 and self.ray_num_worker != -1:
+            found.append(f"ray_cfg.ray_num_worker={self.ray_num_worker}; use 1 or more, or -1 to fill the cluster")
+        gpus = self.ray_num_gpus_per_worker
+        if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+            found.append(f"ray_cfg.ray_num_gpus_per_worker={gpus}; use 0.0 for the CPU, a part of one GPU, or a whole number")
+        if self.ray_num_cpus_per_worker < 1:
+            found.append(f"ray_cfg.ray_num_cpus_per_worker={self.ray_num_cpus_per_worker}; use 1 or more")
+        if self.ray_placement_strategy not in STRATEGIES:
+            found.append(f"ray_cfg.ray_placement_strategy={self.ray_placement_strategy}; use one of {', '.join(STRATEGIES)}")
+        if self.ray_placement_timeout_s <= 0:
+            found.append(f"ray_cfg.ray_placement_timeout_s={self.ray_placement_timeout_s}; use a number of seconds above 0")
+        return found
+
+
+def num_workers(cfg: RayCfg) -> int | None:
+    """How many processes a run will have; None where ray_num_worker=-1 leaves that to a cluster which is yet to be joined."""
+    if cfg.ray_num_worker != -1:
+        return cfg.ray_num_worker
+    if _joins_cluster():
+        return None
+    if cfg.ray_num_gpus_per_worker:
+        return _bundle(cfg).fit(cpus=None, gpus=gpus_here())
+    return max(1, available_cores() // cfg.ray_num_cpus_per_worker)
+
+
+def gpus_here() -> int:
+    """The GPUs of this machine that this process may use. Asking does not initialise CUDA."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def check_resources(cfg: RayCfg) -> None:
+    """Refuse at once, before Ray is started, what this machine can never give. A cluster is only asked once it is joined.
+
+    Raises: MachineError when the workers ask for more GPUs than there are. CPUs may be oversubscribed.
+    """
+    if _joins_cluster() or not cfg.ray_num_gpus_per_worker:
+        return
+    present = gpus_here()
+    asked, fitting = max(1, num_workers(cfg) or 1), _bundle(cfg).fit(cpus=None, gpus=present)
+    if asked > fitting:
+        each = cfg.ray_num_gpus_per_worker
+        fewer = f", or ray_cfg.ray_num_worker={fitting} or less to use those that are there" if fitting else ""
+        raise MachineError(
+            f"ray_cfg asks for {asked} workers x {each:g} GPUs = {asked * each:g} GPUs, and this machine has {present}: "
+            f"set ray_cfg.ray_num_gpus_per_worker=0.0 to run on the CPU{fewer}"
+        )
+
+
+def run_ray(fn: Callable[[], Any], cfg: RayCfg, *, preload: Sequence[str] = ("torch",)) -> list[Any]:
+    """The results of `fn()` in rank order, one rank for each Ray worker, ranks of a node next to each other.
+
+    A private Ray is started for the run and leaves nothing behind; with RAY_ADDRESS set the cluster there is joined. `fn` is
+    pickled by Ray's cloudpickle, and runs in the driver's folder, with its `sys.path`, in the main thread of its process.
+    preload: modules that workers of a private Ray import while it is still starting.
+
+    Raises: MachineError if the resources are not there, WorkerFailed that names the first rank to fail and its error,
+    KeyboardInterrupt or SystemExit(143) when stopped. Whatever happens, no worker is left running.
+    """
+    if problems := cfg.problems():
+        raise ConfigError("\n".join(problems))
+    check_resources(cfg)
+    with _ray(cfg, preload) as bundle, StopRequest() as stop:
+        size = num_workers(cfg) or cluster_capacity(bundle)
+        if not size:
+            raise MachineError(f"ray_cfg.ray_num_worker=-1, but no node of the cluster has room for {bundle.times(1)}")
+        ranks = RayRanks(fn, bundle, size, num_cpus=cfg.ray_num_cpus_per_worker)
+        with ranks.started(cfg.ray_placement_strategy, cfg.ray_placement_timeout_s, stop):
+            outcomes = collect(ranks.arrivals, size, stop=stop, ask_to_stop=ranks.ask_to_stop)
+        stop.raise_if_asked()
+    return results(outcomes, size)
+
+
+@contextlib.contextmanager
+def _ray(cfg: RayCfg, preload: Sequence[str]) -> Iterator[Bundle]:
+    """A connected Ray, and what to ask of it for one worker."""
+    bundle = _bundle(cfg)
+    if _joins_cluster():
+        with joined_cluster(cluster_address()):
+            yield bundle
+        return
+    asked, cores = (num_workers(cfg) or 1) * bundle.cpus, available_cores()
+    if asked > cores:
+        logger.warning(
+            "ray_cfg asks for %s, and this machine has %d CPU cores: the run goes on and its workers share them "
+            "(ray_cfg.ray_num_worker, ray_cfg.ray_num_cpus_per_worker)",
+            bundle.times(num_workers(cfg) or 1),
+            cores,
+        )
+    # One logical CPU a worker, whatever was asked: on a Ray of our own they limit nothing, and Ray starts a process for each
+    with private_ray(num_cpus=num_workers(cfg) or 1, num_gpus=gpus_here(), preload=preload):
+        yield Bundle(1, bundle.gpus)
+
+
+def _joins_cluster() -> bool:
+    return cluster_address() is not None or is_connected()
+
+
+def _bundle(cfg: RayCfg) -> Bundle:
+    return Bundle(cfg.ray_num_cpus_per_worker, cfg.ray_num_gpus_per_worker)
