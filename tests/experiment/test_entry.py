@@ -1,0 +1,211 @@
+"""The command as a user meets it: one message for a mistake, in seconds, with no process started and nothing left behind."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinyexp.examples.vit_tp_exp import VitTpExp
+from tinyexp.experiment import entry
+
+SMOKE = [
+    "dataloader_cfg.fake_data=true",
+    "dataloader_cfg.input_size=32",
+    "dataloader_cfg.train_batch_size_per_device=8",
+    "dataloader_cfg.val_batch_size_per_device=8",
+    "module_cfg.img_size=32",
+    "module_cfg.num_classes=10",
+    "epochs=1",
+    "max_train_steps=4",
+    "ray_cfg.ray_num_gpus_per_worker=0.0",
+    "ray_cfg.ray_num_cpus_per_worker=2",
+]
+TINY = [*SMOKE, "module_cfg.model_name=deit_digits_patch8_32", "dataloader_cfg.num_workers=0"]
+
+
+def command(*arguments: str, folder: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tinyexp.examples.vit_tp_exp", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])} | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+MISTAKES = {
+    "unknown key": (["optimizer_cfg.lrr=1"], 2, ["optimizer_cfg.lrr: no such key", "nearest: optimizer_cfg.lr"]),
+    "wrong type": (["epochs=many"], 2, ["epochs: got 'many', needs a whole number"]),
+    "unknown mode": ([*TINY, "mode=trian"], 2, ["mode='trian'", "nearest: train"]),
+    "unknown launcher": ([*TINY, "launcher=slurm"], 2, ["launcher='slurm': allowed are ray, local, mp"]),
+    "unknown accelerator": ([*TINY, "accelerator_cfg.accelerator=fsdp"], 2, ["accelerator='fsdp'", "tp, ddp, cpu"]),
+    "unknown model": ([*TINY, "module_cfg.model_name=vit_huge"], 2, ["model_name='vit_huge'", "deit_small_patch16_224"]),
+    "missing data": ([*SMOKE, "dataloader_cfg.fake_data=false", "dataloader_cfg.data_root=./nowhere"], 2, ["/nowhere/train"]),
+    "processes that do not divide": ([*TINY, "accelerator_cfg.tp_size=3"], 2, ["tp_size=3 does not divide the 2 processes"]),
+    "heads that do not divide": (
+        [*SMOKE, "module_cfg.model_name=deit_tiny_patch16_224"],
+        2,
+        ["num_heads=3 is not divisible by accelerator_cfg.tp_size=2; sizes that work: 1, 3"],
+    ),
+    "no weights to evaluate": ([*TINY, "mode=eval"], 2, ["mode=eval has no weights", "module_cfg.pretrained_from"]),
+    "missing weights": ([*TINY, "mode=eval", "module_cfg.pretrained_from=a.pth"], 2, ["no such file"]),
+    "odd batch under mixup": ([*TINY, "dataloader_cfg.train_batch_size_per_device=7"], 2, ["=7 is odd"]),
+    "sizes that differ": ([*TINY, "module_cfg.img_size=64"], 2, ["module_cfg.img_size=64 and dataloader_cfg.input_size=32"]),
+    "no GPUs": (
+        [*TINY, "accelerator_cfg.accelerator=ddp", "ray_cfg.ray_num_gpus_per_worker=1.0", "ray_cfg.ray_num_worker=8"],
+        5,
+        ["8 workers", "8 GPUs", "ray_cfg.ray_num_gpus_per_worker=0.0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_ends_in_one_message_before_any_process_starts(name, tmp_path, monkeypatch, capsys):
+    arguments, status, parts = MISTAKES[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for launcher in ("run_ray", "run_local", "run_external"):
+        monkeypatch.setattr(entry, launcher, lambda *_, **__: pytest.fail("a process was started"))
+    assert entry.run_command(VitTpExp, arguments) == status
+    printed = capsys.readouterr()
+    for part in parts:
+        assert part in printed.err, printed.err
+    assert printed.err.count("error: ") == 1
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_whole_command_ends_with_status_and_message_and_without_a_traceback(tmp_path):
+    start = time.monotonic()
+    done = command("optimizer_cfg.lrr=1", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the command line does not fit the experiment:\n  optimizer_cfg.lrr: no such key")
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - start < 60  # 5 s on a quiet machine, most of it importing torch
+
+
+def test_every_problem_of_a_command_is_named_at_once(capsys):
+    arguments = [*TINY, "epochs=0", "loss_cfg.smoothing=3", "accelerator_cfg.activations=mixed"]
+    assert entry.run_command(VitTpExp, arguments) == 2
+    message = capsys.readouterr().err
+    for part in ("3 problems in the configuration:", "epochs=0", "loss_cfg.smoothing=3", "activations='mixed'"):
+        assert part in message
+
+
+def test_the_full_recipe_without_imagenet_names_folder_layout_and_key(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("IMAGENET_HOME", raising=False)
+    assert entry.run_command(VitTpExp, ["ray_cfg.ray_num_gpus_per_worker=0.0"]) == 2
+    message = capsys.readouterr().err
+    for part in (f"{tmp_path}/data/imagenet/train", "{train,val}/<class>/*", "dataloader_cfg.data_root", "IMAGENET_HOME"):
+        assert part in message
+
+
+def test_help_prints_every_key_and_starts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert entry.run_command(VitTpExp, ["mode=help", "epochs=7"]) == 0
+    page = capsys.readouterr().out
+    for part in ("accelerator_cfg.activations", "epochs = 7  (default 300)", "DeiT main.py --weight-decay"):
+        assert part in page
+    assert list(tmp_path.iterdir()) == []
+
+
+def losses(folder: Path) -> list[str]:
+    return [line.split("time:")[0] for line in folder.read_text().splitlines() if line.startswith(("Epoch", "* Acc@1"))]
+
+
+def torchrun(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*launcher, "-m", "tinyexp.examples.vit_tp_exp", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.ray
+def test_ray_local_and_torchrun_give_the_same_losses_in_exactly_four_steps(tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    runs = {
+        "ray": command(*TINY, "launcher=ray", "output_root=./ray", folder=folder, environment=one_thread),
+        "local": command(*TINY, "launcher=local", "output_root=./local", folder=folder, environment=one_thread),
+        "torchrun": torchrun(*TINY, "output_root=./torchrun", folder=folder),
+    }
+    rows = {}
+    for name, done in runs.items():
+        assert done.returncode == 0, (name, done.stderr)
+        assert "4 steps" in done.stdout
+        rows[name] = (folder / name / "vit_tp_exp" / "log.txt").read_text()
+        assert (folder / name / "vit_tp_exp" / "last.ckpt").exists()
+        steps = [line for line in done.stdout.splitlines() if line.startswith("Epoch: [0]") and "eta" in line]
+        assert steps[-1].startswith("Epoch: [0]  [3/4]")
+    assert rows["ray"] == rows["local"] == rows["torchrun"]
+    assert "WARNING: ray_cfg asks for" in runs["ray"].stderr or len(os.sched_getaffinity(0)) >= 4
+
+
+def test_bench_measures_tp_and_ddp_on_the_cpu(tmp_path):
+    for accelerator in ("tp", "ddp"):
+        done = command(
+            *TINY,
+            "mode=bench",
+            "launcher=local",
+            f"accelerator_cfg.accelerator={accelerator}",
+            "bench_cfg.warmup_steps=1",
+            "bench_cfg.measure_steps=2",
+            folder=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"bench[{accelerator} " in done.stdout
+        assert "batch/rank=8 step=" in done.stdout
+        assert "effective_global_img/s=" in done.stdout
+        assert "peak_mem/rank=not measured" in done.stdout
+        assert (tmp_path / "output/vit_tp_exp/bench.json").exists()
+
+
+def test_a_launcher_that_starts_processes_is_refused_inside_torchrun(monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}.items():
+        monkeypatch.setenv(name, value)
+    assert entry.run_command(VitTpExp, [*TINY, "launcher=ray"]) == 2
+    assert "launcher=ray would start processes, but WORLD_SIZE=2" in capsys.readouterr().err
+
+
+def test_an_experiment_in_a_script_of_the_user_runs_on_two_processes(tmp_path):
+    (tmp_path / "my_exp.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from tinyexp import TinyExp, store_and_run_exp\n"
+        "from tinyexp.process import Environment\n"
+        "@dataclass\n"
+        "class MyExp(TinyExp):\n"
+        '    """Mine."""\n'
+        "    launcher: str = 'local'\n"
+        "    word: str = 'none'  # a word\n"
+        "    def run(self):\n"
+        "        return self.word + str(Environment.read().world.size)\n"
+        "    def report(self, result):\n"
+        "        print('said', result, self.exp_name)\n"
+        "if __name__ == '__main__':\n"
+        "    store_and_run_exp(MyExp)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "my_exp.py", 'word="a=b"', "ray_cfg.ray_num_worker=2"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "said a=b2 my_exp"

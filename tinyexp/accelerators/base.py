@@ -1,0 +1,146 @@
+"""The processes of a run as one machine: where the model lies, and how a step becomes the step of the whole mesh."""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.utils import clip_grads_with_norm_
+
+from tinyexp.accelerators.grad_scaler import build_grad_scaler
+from tinyexp.accelerators.gradients import total_norm
+from tinyexp.accelerators.process_group import close_process_group
+from tinyexp.parallel.apply import LocalParameters, assert_owns, gather, gather_like
+from tinyexp.parallel.mesh import Mesh
+from tinyexp.process import Axis
+
+AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Accelerator(ABC):
+    """One rank's view of the mesh. Every rank must call every method that says so, in the same order."""
+
+    def __init__(self, *, world: Axis, mesh: Mesh, device: torch.device, precision: str) -> None:
+        self.world = world
+        self.mesh = mesh
+        self.device = device
+        self.precision = precision
+        self.scaler = build_grad_scaler(device, fp16=precision == "fp16")
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes files and prints."""
+        return self.world.rank == 0
+
+    @property
+    @abstractmethod
+    def replica(self) -> Axis:
+        """This rank among the replicas, the processes or groups that read images of their own."""
+
+    @property
+    @abstractmethod
+    def replica_group(self) -> ProcessGroup | None:
+        """The ranks that hold one member of every replica; None where this replica is the only one."""
+
+    @abstractmethod
+    def place(self, model: nn.Module) -> nn.Module:
+        """Shard or wrap a model that lies on the device and is the same on every rank; returns what training calls."""
+
+    @abstractmethod
+    def reduce_gradients(self) -> None:
+        """Make the local gradients those of the mean loss over all replicas. Every rank must call it."""
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Take over a freshly built model: to the device, rank 0's weights everywhere, sharded. Every rank must call it.
+
+        Returns: the module to call in training. `self.model` is the model itself, `self.parameters` what an optimizer owns.
+        """
+        self.model = model.to(self.device)
+        if self.precision == "fp64":
+            self.model.double()
+        if self.world.size > 1:
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                dist.broadcast(tensor.data, src=0)
+        self.training_model = self.place(self.model)
+        self.parameters = LocalParameters(self.model)
+        return self.training_model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, and so of the images that the model takes; autocast computes in a narrower one."""
+        return next(self.model.parameters()).dtype
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The mixed precision of the run; nothing where it is fp32 or fp64."""
+        dtype = AUTOCAST_DTYPES.get(self.precision)
+        return torch.autocast(self.device.type, dtype=dtype) if dtype else contextlib.nullcontext()
+
+    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, *, clip_grad: float | None = None) -> Tensor | None:
+        """Backward, reduce, clip and one update, the same on every rank; gradients are cleared. Every rank must call it.
+
+        `loss` is the mean over this replica's images. With fp16 an overflow on any rank skips the update on all of them.
+        Returns: the gradient's norm before clipping where `clip_grad` is set.
+        """
+        self.backward(loss)
+        return self.update(optimizer, clip_grad=clip_grad)
+
+    def backward(self, loss: Tensor) -> None:
+        """Leave on every local parameter the (scaled) gradient of the mean loss over all replicas."""
+        self.scaler.scale(loss).backward()
+        self.parameters.take_gradients()
+        self.reduce_gradients()
+
+    def update(self, optimizer: torch.optim.Optimizer, *, clip_grad: float | None = None) -> Tensor | None:
+        """What `step` does after backward."""
+        norm = None
+        if clip_grad:
+            self.scaler.unscale_(optimizer)
+            norm = self.gradient_norm()
+            clip_grads_with_norm_(self.parameters.by_name.values(), clip_grad, norm)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        self.parameters.clear_gradients()
+        return norm
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of the whole averaged gradient, the same on every rank. Every rank must call it."""
+        by_name = self.parameters.by_name
+        sharded, replicated = ([by_name[name] for name in self.parameters.names(sharded=kind)] for kind in (True, False))
+        return total_norm(sharded, replicated, self.mesh.group("tp") if sharded else None)
+
+    def owns(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer itself, checked to update this rank's weights."""
+        assert_owns(optimizer, self.model)
+        return optimizer
+
+    def reduce(self, values: Tensor) -> Tensor:
+        """The sum over replicas, each counted once, on the device the values came from. Every rank must call it.
+
+        CPU tensors travel through the accelerator's device, because nccl cannot reduce them.
+        """
+        if self.replica_group is None:
+            return values
+        staged = values.to(self.device, copy=True)
+        dist.all_reduce(staged, group=self.replica_group)
+        return staged.to(values.device)
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """A copy of the model's whole state on the CPU of every rank. Every rank must call it."""
+        return {name: gather(value.detach()).to("cpu", copy=True) for name, value in self.model.state_dict().items()}
+
+    def whole_like_weights(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole CPU copies of local tensors that are cut as the parameters of their names are. Every rank must call it."""
+        return {
+            name: gather_like(part, self.parameters.whole[name].detach()).to("cpu", copy=True) for name, part in parts.items()
+        }
+
+    def barrier(self) -> None:
+        if self.world.size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        """Leave the process group. Every rank must call it, last."""
+        close_process_group()

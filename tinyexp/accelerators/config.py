@@ -1,0 +1,124 @@
+"""Choose and build the accelerator of a run."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tinyexp.accelerators.base import Accelerator
+from tinyexp.accelerators.cpu import CPUAccelerator
+from tinyexp.accelerators.ddp import DDPAccelerator
+from tinyexp.accelerators.process_group import open_process_group
+from tinyexp.accelerators.tensor_parallel import TPAccelerator
+from tinyexp.errors import ConfigError, MachineError
+from tinyexp.parallel.mesh import MeshShape, build_mesh, mesh_shape
+from tinyexp.parallel.plan import Plan
+from tinyexp.parallel.styles import ACTIVATION_LAYOUTS
+from tinyexp.process import Environment
+
+ACCELERATORS = ("tp", "ddp", "cpu")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass
+class AcceleratorCfg:
+    """How the processes share one model."""
+
+    accelerator: str = "tp"  # tp: tensor parallel; ddp: data parallel by torch's DistributedDataParallel; cpu: one process
+    tp_size: int = 0  # ranks that share one copy of the model; 0: all processes; dp = world / tp_size
+    activations: str = "sharded"  # sharded: every rank reads its own images; replicated: a tp group reads the same ones
+    precision: str = "auto"  # auto: fp16 autocast on CUDA as DeiT, fp32 on CPU; or fp32, bf16, fp16, fp64
+    device: str = "auto"  # auto: CUDA where the machine has it, else cpu; or cpu, cuda
+    timeout_s: float = 300.0  # seconds a collective waits for a rank that does not come
+
+    def problems(self) -> list[str]:
+        """Everything here that no run can have, each with its dotted key."""
+        choices = {
+            "accelerator": ACCELERATORS,
+            "activations": tuple(ACTIVATION_LAYOUTS),
+            "precision": PRECISIONS,
+            "device": DEVICES,
+        }
+        found = []
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.0)[0]
+                found.append(f"accelerator_cfg.{name}={value!r}: allowed are {', '.join(allowed)}; nearest: {near}")
+        if self.tp_size < 0:
+            found.append(f"accelerator_cfg.tp_size={self.tp_size}: a number >= 0 is needed, 0 takes all processes")
+        if self.timeout_s <= 0:
+            found.append(f"accelerator_cfg.timeout_s={self.timeout_s}: a number of seconds above 0 is needed")
+        return found
+
+    def mesh_shape(self, world_size: int) -> MeshShape:
+        """The mesh of `world_size` processes. Raises: ConfigError where they do not form one."""
+        if self.accelerator == "tp":
+            return mesh_shape(world_size, self.tp_size)
+        if self.accelerator == "cpu" and world_size > 1:
+            raise ConfigError(
+                f"accelerator_cfg.accelerator=cpu runs one process, this run has {world_size}; set "
+                "ray_cfg.ray_num_worker=1, or accelerator_cfg.accelerator=tp or ddp, which run on CPUs too"
+            )
+        if self.tp_size > 1:
+            raise ConfigError(
+                f"accelerator_cfg.tp_size={self.tp_size} needs accelerator_cfg.accelerator=tp, got {self.accelerator}"
+            )
+        return MeshShape(dp=world_size, tp=1)
+
+    def num_replicas(self, shape: MeshShape) -> int:
+        """Processes or groups that read images of their own."""
+        return shape.dp if self.accelerator == "tp" and self.activations == "replicated" else shape.world
+
+    def effective_precision(self, device_type: str) -> str:
+        """What the run computes in: DeiT's fp16 autocast on CUDA and fp32 on the CPU, unless the user chose."""
+        return self.precision if self.precision != "auto" else "fp16" if device_type == "cuda" else "fp32"
+
+    def collectives_a_block(self, shape: MeshShape) -> int:
+        """Collective calls that a transformer block makes in one forward and backward: four, of two calls where sharded."""
+        if shape.tp == 1:
+            return 0
+        return 8 if self.activations == "sharded" else 4
+
+    def label(self, shape: MeshShape) -> str:
+        """Accelerator, mesh and, where a group shares a model, its layout: "tp dp=1 tp=2 sharded"."""
+        return f"{self.accelerator} {shape}" + (f" {self.activations}" if shape.tp > 1 else "")
+
+    def build(self, environment: Environment, build_plan: Callable[[str], Plan]) -> Accelerator:
+        """Join the process group and build this rank's accelerator. Every rank must call it."""
+        device = self._device(environment)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        open_process_group(environment, device, self.timeout_s)
+        precision = self.effective_precision(device.type)
+        world = environment.world
+        mesh = build_mesh(world, self.mesh_shape(world.size).tp, device.type)
+        match self.accelerator:
+            case "cpu":
+                return CPUAccelerator(device=device, precision=precision)
+            case "ddp":
+                return DDPAccelerator(world=world, mesh=mesh, device=device, precision=precision)
+            case _:
+                return TPAccelerator(
+                    world=world,
+                    mesh=mesh,
+                    device=device,
+                    precision=precision,
+                    activations=self.activations,
+                    build_plan=build_plan,
+                )
+
+    def _device(self, environment: Environment) -> torch.device:
+        """One CUDA device a rank, never shared; the CPU where there is none or where it is asked for."""
+        num_devices = torch.cuda.device_count()
+        if self.device == "cpu" or self.accelerator == "cpu" or (self.device == "auto" and num_devices == 0):
+            return torch.device("cpu")
+        index = 0 if environment.owns_devices else environment.local.rank
+        if index >= num_devices:
+            raise MachineError(
+                f"accelerator_cfg.device={self.device}: {environment.local.size} ranks on this node ask for a CUDA device each, "
+                f"{num_devices} available; use fewer processes or accelerator_cfg.device=cpu"
+            )
+        return torch.device("cuda", index)

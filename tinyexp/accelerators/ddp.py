@@ -1,0 +1,32 @@
+"""Data parallelism: every rank holds the whole model and reads images of its own."""
+
+from typing import final
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from tinyexp.accelerators.base import Accelerator
+from tinyexp.process import Axis
+
+
+@final
+class DDPAccelerator(Accelerator):
+    """torch's DistributedDataParallel, which averages gradients while backward still runs."""
+
+    @property
+    def replica(self) -> Axis:
+        return self.world
+
+    @property
+    def replica_group(self) -> ProcessGroup | None:
+        return dist.group.WORLD if self.world.size > 1 else None
+
+    def place(self, model: nn.Module) -> nn.Module:
+        if self.world.size == 1:
+            return model
+        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+    def reduce_gradients(self) -> None:
+        pass  # done inside backward

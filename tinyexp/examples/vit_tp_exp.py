@@ -1,0 +1,368 @@
+"""DeiT by the official recipe, with tensor parallelism.
+
+    python -m tinyexp.examples.vit_tp_exp                  train DeiT-S on ImageNet, 300 epochs, 2 GPUs
+    python -m tinyexp.examples.vit_tp_exp mode=help        every key
+
+Published with this recipe: 79.8 % top-1 after 300 epochs (arXiv:2012.12877, table 5). Recipe defaults are those of
+facebookresearch/deit main.py @ 7e160fe4 and stand at the keys of each configuration.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from tinyexp.accelerators.base import Accelerator
+from tinyexp.accelerators.config import AcceleratorCfg
+from tinyexp.accelerators.ema import EmaCfg
+from tinyexp.bench.throughput import BenchCfg, measure_training_step
+from tinyexp.bench.verify import Row, Subject, VerifyCfg, compare, show_rows
+from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
+from tinyexp.errors import ConfigError
+from tinyexp.experiment.base import TinyExp
+from tinyexp.experiment.entry import store_and_run_exp
+from tinyexp.launch.ray_workers import RayCfg
+from tinyexp.models.vit.attention import Attention
+from tinyexp.models.vit.build import (
+    ModuleCfg,
+    deit_base_patch16_224,
+    deit_small_patch16_224,
+    deit_tiny_patch16_224,
+    num_parameters,
+)
+from tinyexp.models.vit.convert import convert_fused_qkv_to_split, convert_split_qkv_to_fused
+from tinyexp.models.vit.plan import build_tp_parallelize_plan
+from tinyexp.observability.log import RunLog, show_summary, write_summary
+from tinyexp.observability.plots import draw_curves
+from tinyexp.observability.wandb_log import WandbCfg
+from tinyexp.parallel.check import plan_problems
+from tinyexp.process import Axis, Environment, preserve_random_state, seed_everything
+from tinyexp.redis_cache.config import RedisCfg
+from tinyexp.training.checkpoint import (
+    CheckpointCfg,
+    OfficialLayout,
+    official_checkpoint,
+    read_checkpoint,
+    resume,
+    save_checkpoint,
+)
+from tinyexp.training.epoch import evaluate, train_one_epoch
+from tinyexp.training.loss import LossCfg
+from tinyexp.training.optimizer import OptimizerCfg
+from tinyexp.training.recipe import departures
+from tinyexp.training.schedule import LrSchedulerCfg
+from tinyexp.training.state import TrainState
+from tinyexp.training.weights import load_pretrained, source_problems
+
+__all__ = [
+    "Attention",
+    "VitTpExp",
+    "build_tp_parallelize_plan",
+    "convert_fused_qkv_to_split",
+    "convert_split_qkv_to_fused",
+    "deit_base_patch16_224",
+    "deit_small_patch16_224",
+    "deit_tiny_patch16_224",
+]
+
+LAYOUT = OfficialLayout(to_official=convert_split_qkv_to_fused, from_official=convert_fused_qkv_to_split)
+
+
+@dataclass
+class VitTpExp(TinyExp):
+    """DeiT-S on ImageNet: trained, evaluated and measured under tensor parallelism."""
+
+    modes: ClassVar[tuple[str, ...]] = ("train", "eval", "bench", "verify")
+
+    launcher: str = "ray"  # ray: Ray starts the processes; local: this command does; mp: it is one rank of torchrun or by hand
+    epochs: int = 300  # passes over the sampler's selection; DeiT main.py --epochs
+    max_train_steps: int = -1  # optimizer steps of the whole run, exact; -1: as many as the epochs have
+    resume_from: str = ""  # a checkpoint of ours or an official one, from which the run continues
+    ray_cfg: RayCfg = field(default_factory=lambda: RayCfg(ray_num_worker=2, ray_num_cpus_per_worker=12))
+    accelerator_cfg: AcceleratorCfg = field(default_factory=AcceleratorCfg)
+    module_cfg: ModuleCfg = field(default_factory=ModuleCfg)
+    dataloader_cfg: DataLoaderCfg = field(default_factory=DataLoaderCfg)
+    loss_cfg: LossCfg = field(default_factory=LossCfg)
+    optimizer_cfg: OptimizerCfg = field(default_factory=OptimizerCfg)
+    lr_scheduler_cfg: LrSchedulerCfg = field(default_factory=LrSchedulerCfg)
+    ema_cfg: EmaCfg = field(default_factory=EmaCfg)
+    checkpoint_cfg: CheckpointCfg = field(default_factory=CheckpointCfg)
+    bench_cfg: BenchCfg = field(default_factory=BenchCfg)
+    verify_cfg: VerifyCfg = field(default_factory=VerifyCfg)
+    redis_cfg: RedisCfg = field(default_factory=RedisCfg)
+    wandb_cfg: WandbCfg = field(default_factory=WandbCfg)
+
+    def problems(self) -> list[str]:
+        """Everything about this configuration that cannot work. Builds the model on the meta device, so no weight exists yet."""
+        model_problems = self.module_cfg.problems() + self.accelerator_cfg.problems()
+        found = super().problems() + model_problems
+        for section in (
+            self.loss_cfg,
+            self.optimizer_cfg,
+            self.lr_scheduler_cfg,
+            self.ema_cfg,
+            self.checkpoint_cfg,
+            self.bench_cfg,
+            self.verify_cfg,
+            self.wandb_cfg,
+        ):
+            found += section.problems()
+        if self.epochs < 1:
+            found.append(f"epochs={self.epochs}: a number of at least 1 is needed")
+        if self.max_train_steps != -1 and self.max_train_steps < 1:
+            found.append(f"max_train_steps={self.max_train_steps}: a number of at least 1 is needed, or -1 for no limit")
+        if self.module_cfg.img_size != self.dataloader_cfg.input_size:
+            found.append(
+                f"module_cfg.img_size={self.module_cfg.img_size} and dataloader_cfg.input_size={self.dataloader_cfg.input_size}: "
+                "the model takes the images of the loader; set both to one size"
+            )
+        found += self._weights_problems()
+        if self.mode in ("train", "eval"):
+            splits = ("train", "val") if self.mode == "train" else ("val",)
+            found += self.dataloader_cfg.problems(
+                mixup_active=self.loss_cfg.mixes, num_classes=self.module_cfg.num_classes, splits=splits
+            )
+        if not model_problems:
+            found += self._mesh_problems()
+        return found
+
+    def departures(self) -> list[str]:
+        """Where the effective run on this machine is not the official recipe, and why that matters."""
+        cfg, on_gpu = self.accelerator_cfg, self.ray_cfg.ray_num_gpus_per_worker and torch.cuda.device_count()
+        try:
+            replicas = cfg.num_replicas(cfg.mesh_shape(self.num_processes() or 1))
+        except ConfigError:
+            return []  # `problems` says what is wrong with the mesh
+        batch = self.dataloader_cfg.train_batch_size_per_device * replicas
+        return departures(asdict(self), global_batch=batch, precision=cfg.effective_precision("cuda" if on_gpu else "cpu"))
+
+    def run(self) -> Any:
+        """One rank's whole run. Returns what rank 0 shows in `report`."""
+        accelerator = self._accelerator(self.accelerator_cfg.precision)
+        result = getattr(self, self.mode)(accelerator)
+        accelerator.close()
+        return result
+
+    def train(self, accelerator: Accelerator) -> dict[str, Any]:
+        """The official loop: an epoch of steps, the schedule, a checkpoint, an evaluation, a line of log.txt."""
+        state = self.build_state(accelerator)
+        loader = self.dataloader_cfg.build_train(
+            accelerator.replica, num_classes=self.module_cfg.num_classes, device_type=accelerator.device.type
+        )
+        val_loader = self._val_loader(accelerator)
+        mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
+        log = RunLog(self.run_folder, continued=state.epoch > 0) if accelerator.is_main else None
+        online = self.wandb_cfg.build(self.exp_name, asdict(self)) if accelerator.is_main else None
+        if log:
+            print(self._plan_of_run(state, len(loader)), flush=True)
+        first_step, train_seconds, accuracy, row = state.step, 0.0, 0.0, {}
+        while state.epoch < self.epochs and state.step != self.max_train_steps:
+            loader.sampler.set_epoch(state.epoch)  # pyright: ignore[reportAttributeAccessIssue]
+            start = time.monotonic()
+            train_stats = train_one_epoch(
+                state,
+                loader,
+                num_batches=len(loader) if self.max_train_steps < 0 else min(len(loader), self.max_train_steps - state.step),
+                criterion=criterion,
+                mixer=mixer,
+                clip_grad=self.optimizer_cfg.clip_grad,
+            )
+            train_seconds += time.monotonic() - start
+            state.lr_scheduler.step(state.epoch, metric=accuracy)
+            self._save(state, self.checkpoint_cfg.last_ckpt_name)
+            row = {f"train_{name}": value for name, value in train_stats.items()} | self._score(state, val_loader)
+            accuracy = row["test_acc1"]
+            if accuracy > state.max_accuracy:
+                state.max_accuracy = accuracy
+                self._save(state, self.checkpoint_cfg.best_ckpt_name)
+            row |= {"epoch": state.epoch, "n_parameters": num_parameters(accelerator.model)}
+            if log:
+                print(f"Max accuracy: {state.max_accuracy:.2f}%", flush=True)
+                log.write_epoch(row)
+            if online:
+                online.write_epoch(row)
+            state.epoch += 1
+        if online:
+            online.close()
+        images = (state.step - first_step) * self._global_batch(accelerator)
+        summary = {
+            "top1": row.get("test_acc1"),
+            "top1_ema": row.get("ema_test_acc1"),
+            "max_accuracy": state.max_accuracy,
+            "epochs": state.epoch,
+            "steps": state.step,
+            "train_seconds": train_seconds,
+            "images_per_s": images / train_seconds if train_seconds else None,
+            "mesh": asdict(accelerator.mesh.shape),
+            "checkpoint": str(self.run_folder / self.checkpoint_cfg.best_ckpt_name),
+            "fallbacks": [fallback for fallback in (self.redis_cfg.fallback(),) if fallback],
+        }
+        if log:
+            picture = draw_curves(
+                log.rows(), self.run_folder / "curves.png", title=f"{self.exp_name}: {self.module_cfg.model_name}"
+            )
+            summary |= {"log": str(log.path), "curves": str(picture)}
+            write_summary(self.run_folder, summary)
+        return summary
+
+    def eval(self, accelerator: Accelerator) -> dict[str, Any]:
+        """Top-1 and top-5 of the given weights on the validation set, every image once, also in `eval.json`."""
+        row = self._score(self.build_state(accelerator), self._val_loader(accelerator)) | {"mesh": asdict(accelerator.mesh.shape)}
+        if accelerator.is_main:
+            write_summary(self.run_folder, row, name="eval.json")
+        return row
+
+    def bench(self, accelerator: Accelerator) -> dict[str, Any]:
+        """The speed of a whole training step, in one line and in `bench.json`."""
+        state = self.build_state(accelerator)
+        batch, size = self.dataloader_cfg.train_batch_size_per_device, self.dataloader_cfg.input_size
+        mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
+        result = measure_training_step(
+            state,
+            torch.randn(batch, 3, size, size, device=accelerator.device),
+            torch.randint(self.module_cfg.num_classes, (batch,), device=accelerator.device),
+            cfg=self.bench_cfg,
+            criterion=criterion,
+            mixer=mixer,
+            clip_grad=self.optimizer_cfg.clip_grad,
+            label=self.accelerator_cfg.label(accelerator.mesh.shape),
+        )
+        if accelerator.is_main:
+            print(result.line(), flush=True)
+            write_summary(self.run_folder, result.record(), name="bench.json")
+        return result.record()
+
+    def verify(self, accelerator: Accelerator) -> list[Row]:
+        """Steps of this run on synthetic images, on the mesh and on one process, in float64 and float32."""
+        rows = []
+        for precision in ("fp64", "fp32"):
+            on_mesh = self._accelerator(precision)
+            rows += compare(on_mesh, self.subject(on_mesh), self.verify_cfg)
+        return rows
+
+    def build_state(self, accelerator: Accelerator) -> TrainState:
+        """Build, load weights, shard, build the optimizer, resume: in this order, on every rank."""
+        seed_everything(self.seed + accelerator.replica.rank)
+        model = self.module_cfg.build()
+        if self.module_cfg.pretrained_from:
+            source = self.module_cfg.pretrained_from
+            loaded = load_pretrained(model, source, LAYOUT.from_official, may_drop_head=self.mode == "train")
+            if accelerator.is_main:
+                print(f"from {source}: {loaded}", flush=True)
+        accelerator.prepare(model)
+        optimizer = self.optimizer_cfg.build(model, accelerator.parameters, global_batch=self._global_batch(accelerator))
+        state = TrainState(
+            accelerator=accelerator,
+            optimizer=accelerator.owns(optimizer),
+            lr_scheduler=self.lr_scheduler_cfg.build(optimizer, epochs=self.epochs, seed=self.seed),
+            ema=self.ema_cfg.build(accelerator.parameters) if self.mode != "eval" or self.resume_from else None,
+        )
+        if self.resume_from:
+            resume(state, read_checkpoint(self.resume_from), LAYOUT, source=self.resume_from)
+            if accelerator.is_main:
+                print(f"resumed from {self.resume_from}: {state.epoch} epochs and {state.step} steps are done", flush=True)
+        return state
+
+    def report(self, result: Any) -> None:
+        """Close a training run with a table of what was reached and where it lies, a verification with its verdict."""
+        if self.mode == "train":
+            show_summary(self.exp_name, result)
+        elif self.mode == "verify":
+            show_rows(result)
+
+    def _accelerator(self, precision: str) -> Accelerator:
+        device = self.accelerator_cfg.device if self.ray_cfg.ray_num_gpus_per_worker else "cpu"
+        cfg = replace(self.accelerator_cfg, precision=precision, device=device)
+        return cfg.build(Environment.read(), build_tp_parallelize_plan)
+
+    def subject(self, accelerator: Accelerator) -> Subject:
+        """This run as `verify` wants it: its loader over synthetic images, small batches, no loader processes."""
+        loader_cfg = replace(
+            self.dataloader_cfg,
+            fake_data=True,
+            fake_data_len=512,
+            num_workers=0,
+            train_batch_size_per_device=self.verify_cfg.images_per_replica,
+        )
+
+        def batches(replica: Axis) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter(loader_cfg.build_train(replica, num_classes=self.module_cfg.num_classes, device_type="cpu"))
+
+        mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
+        return Subject(
+            build_state=self.build_state,
+            batches=batches,
+            seed=self.seed,
+            mixer=mixer,
+            criterion=criterion,
+            collectives=self.module_cfg.shape().depth * self.accelerator_cfg.collectives_a_block(accelerator.mesh.shape),
+            is_noise=lambda name: name.endswith("attn.k.bias"),  # softmax ignores what a key bias adds
+        )
+
+    def _score(self, state: TrainState, loader: DataLoader) -> dict[str, Any]:
+        """Evaluate the weights and, where there is one, their average, which leaves the random state as it was."""
+        stats = evaluate(state.accelerator, PaddedBatches(loader))
+        row: dict[str, Any] = {f"test_{name}": stats[name] for name in ("loss", "acc1", "acc5")}
+        if state.accelerator.is_main:
+            print(f"Accuracy of the network on the {stats['images']} test images: {stats['acc1']:.1f}%", flush=True)
+        if state.ema is not None:
+            with preserve_random_state(), state.ema.in_place_of_weights():
+                averaged = evaluate(state.accelerator, PaddedBatches(loader), header="Test EMA:")
+            row |= {f"ema_test_{name}": averaged[name] for name in ("loss", "acc1", "acc5")}
+        return row
+
+    def _save(self, state: TrainState, name: str) -> None:
+        checkpoint = official_checkpoint(state, LAYOUT, args=asdict(self))
+        if state.accelerator.is_main:
+            save_checkpoint(checkpoint, self.run_folder / name)
+
+    def _val_loader(self, accelerator: Accelerator) -> DataLoader:
+        return self.dataloader_cfg.build_val(
+            accelerator.replica, num_classes=self.module_cfg.num_classes, device_type=accelerator.device.type
+        )
+
+    def _global_batch(self, accelerator: Accelerator) -> int:
+        return self.dataloader_cfg.train_batch_size_per_device * accelerator.replica.size
+
+    def _plan_of_run(self, state: TrainState, num_steps: int) -> str:
+        accelerator, global_batch = state.accelerator, self._global_batch(state.accelerator)
+        batch = self.dataloader_cfg.train_batch_size_per_device
+        lines = [
+            f"{self.module_cfg.model_name}: {num_parameters(accelerator.model):,} parameters on "
+            f"{self.accelerator_cfg.label(accelerator.mesh.shape)}, {accelerator.device}, {accelerator.precision}, "
+            f"{torch.get_num_threads()} threads a rank",
+            f"global batch {global_batch} = {batch} images x {accelerator.replica.size} replicas; lr {self.optimizer_cfg.lr:g} x "
+            f"{global_batch} / 512 = {self.optimizer_cfg.scaled_lr(global_batch):g}; "
+            f"{num_steps} steps an epoch, {self.epochs} epochs",
+        ]
+        if fallback := self.redis_cfg.fallback():
+            lines.append(f"WARNING: {fallback}")
+        if departing := self.departures():
+            lines += ["this run departs from the official recipe:", *(f"  {line}" for line in departing)]
+        return "\n".join(lines)
+
+    def _weights_problems(self) -> list[str]:
+        if self.mode == "eval" and not (self.module_cfg.pretrained_from or self.resume_from):
+            return ["mode=eval has no weights to evaluate; set module_cfg.pretrained_from=<path or URL> or resume_from=<path>"]
+        return source_problems({"module_cfg.pretrained_from": self.module_cfg.pretrained_from, "resume_from": self.resume_from})
+
+    def _mesh_problems(self) -> list[str]:
+        """Whether the processes form a mesh, and whether the model can be sharded over it."""
+        num_processes = self.num_processes()
+        if num_processes is None:
+            return []  # a cluster decides, and the ranks check again
+        try:
+            shape = self.accelerator_cfg.mesh_shape(num_processes)
+        except ConfigError as error:
+            return [str(error)]
+        with torch.device("meta"):
+            model = self.module_cfg.build()
+        return plan_problems(model, build_tp_parallelize_plan(self.accelerator_cfg.activations), shape.tp)
+
+
+if __name__ == "__main__":
+    store_and_run_exp(VitTpExp)

@@ -1,0 +1,100 @@
+"""From a command line to a finished run: the only place that knows experiments and launchers."""
+
+import importlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tinyexp.errors import ConfigError, TinyExpError
+from tinyexp.experiment.base import TinyExp
+from tinyexp.experiment.help import help_page
+from tinyexp.experiment.overrides import Override, build, compose
+from tinyexp.launch.external import run_external
+from tinyexp.launch.local import run_local
+from tinyexp.launch.ray_workers import run_ray
+from tinyexp.process import Environment
+
+# What a rank spends seconds on importing; Ray's workers do it while Ray itself is still starting.
+PRELOADED = ("torch", "timm", "torch.distributed.tensor.parallel", "torch._dynamo")
+
+
+def store_and_run_exp(exp_class: type[TinyExp], arguments: Sequence[str] | None = None) -> None:
+    """Run an experiment by the command line, and end this process with the run's exit status.
+
+    A class that `python -m` made part of `__main__` is replaced by its importable twin, so that every process finds it.
+    """
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
+    sys.exit(run_command(importable_twin(exp_class), sys.argv[1:] if arguments is None else arguments))
+
+
+def run_command(exp_class: type[TinyExp], arguments: Sequence[str]) -> int:
+    """The exit status of the run. Problems that a user can mend are printed as one message, without a traceback."""
+    speaks = True
+    try:
+        environment = Environment.read()
+        speaks = environment.world.rank == 0
+        plain, overrides = compose(exp_class, arguments)
+        _choose_launcher(plain, overrides, environment)
+        experiment = build(exp_class, plain)
+        if experiment.mode == "help":
+            print(help_page(exp_class, overrides, experiment.departures()))
+            return 0
+        experiment.validate()
+        _launch(experiment, partial(run_rank, exp_class.__module__, exp_class.__qualname__, plain))
+        return 0
+    except TinyExpError as error:
+        if speaks:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return 130
+
+
+def run_rank(module: str, name: str, plain: dict[str, Any]) -> Any:
+    """What each process does: find the class, build the same experiment, run it."""
+    return build(getattr(importlib.import_module(module), name), plain).run()
+
+
+def run_external_rank(rank: Callable[[], Any], experiment: TinyExp) -> None:
+    """The same where no driver of ours waits for the result: rank 0 shows it."""
+    result = rank()
+    if Environment.read().world.rank == 0:
+        experiment.report(result)
+
+
+def importable_twin(exp_class: type[TinyExp]) -> type[TinyExp]:
+    """The same class under the name by which another process can import it."""
+    if exp_class.__module__ != "__main__":
+        return exp_class
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    name = spec.name if spec is not None else Path(inspect.getfile(exp_class)).stem
+    return getattr(importlib.import_module(name), exp_class.__qualname__)
+
+
+def _choose_launcher(plain: dict[str, Any], overrides: Sequence[Override], environment: Environment) -> None:
+    """A process that torchrun or RANK/WORLD_SIZE made one of several is a rank, and starts no processes of its own."""
+    if environment.world.size == 1 or plain["launcher"] == "mp":
+        return
+    if any(override.path == "launcher" for override in overrides):
+        raise ConfigError(
+            f"launcher={plain['launcher']} would start processes, but WORLD_SIZE={environment.world.size} says that this one "
+            "is a rank already; set launcher=mp or start the command once, without torchrun"
+        )
+    plain["launcher"] = "mp"
+
+
+def _launch(experiment: TinyExp, rank: Callable[[], Any]) -> None:
+    """Run on the processes of the experiment's launcher, and show what rank 0 returned."""
+    match experiment.launcher:
+        case "ray":
+            experiment.report(run_ray(rank, experiment.ray_cfg, preload=PRELOADED)[0])
+        case "local":
+            experiment.report(run_local(rank, experiment.num_processes() or 1)[0])
+        case _:
+            run_external(partial(run_external_rank, rank, experiment))

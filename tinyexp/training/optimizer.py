@@ -1,0 +1,46 @@
+"""AdamW with the decay groups and the learning-rate rule of DeiT."""
+
+from dataclasses import dataclass
+
+import torch
+from timm.optim import param_groups_weight_decay
+from torch import nn
+
+from tinyexp.parallel.apply import LocalParameters
+
+LR_REFERENCE_BATCH = 512  # images; DeiT main.py scales lr by global batch / 512
+
+
+@dataclass
+class OptimizerCfg:
+    """AdamW. Biases, one-dimensional weights, class token and position embedding are not decayed."""
+
+    lr: float = 5e-4  # for a global batch of 512 images; DeiT main.py --lr
+    weight_decay: float = 0.05  # DeiT main.py --weight-decay
+    opt_eps: float = 1e-8  # DeiT main.py --opt-eps
+    clip_grad: float | None = None  # largest norm of the gradient; 0 or null: off; DeiT main.py --clip-grad
+
+    def problems(self) -> list[str]:
+        found = [
+            f"optimizer_cfg.{name}={getattr(self, name)}: a number >= 0 is needed"
+            for name in ("lr", "weight_decay", "opt_eps")
+            if getattr(self, name) < 0
+        ]
+        if self.clip_grad is not None and self.clip_grad < 0:
+            found.append(f"optimizer_cfg.clip_grad={self.clip_grad}: a norm above 0 is needed; 0 or null is off")
+        return found
+
+    def scaled_lr(self, global_batch: int) -> float:
+        """lr * global_batch / 512, where the global batch counts the images of one optimizer step once each."""
+        return self.lr * global_batch / LR_REFERENCE_BATCH
+
+    def build(self, model: nn.Module, parameters: LocalParameters, *, global_batch: int) -> torch.optim.AdamW:
+        """AdamW over this rank's tensors; group 0 is not decayed, group 1 is. Call after the model is sharded."""
+        excluded = getattr(model, "no_weight_decay", set)()
+        groups = param_groups_weight_decay(model, self.weight_decay, no_weight_decay_list=excluded)
+        names = {id(parameter): name for name, parameter in parameters.whole.items()}
+        for group in groups:
+            group["params"] = [parameters.by_name[names[id(parameter)]] for parameter in group["params"]]
+        return torch.optim.AdamW(
+            groups, lr=self.scaled_lr(global_batch), eps=self.opt_eps, betas=(0.9, 0.999), weight_decay=self.weight_decay
+        )
