@@ -155,6 +155,25 @@ def test_ray_local_and_torchrun_give_the_same_losses_in_exactly_four_steps(tmp_p
     assert "WARNING: ray_cfg asks for" in runs["ray"].stderr or len(os.sched_getaffinity(0)) >= 4
 
 
+def test_a_run_that_has_more_steps_than_its_limit_takes_none(tmp_path, capsys):
+    alone = [*TINY, "launcher=local", "ray_cfg.ray_num_worker=1", f"output_root={tmp_path}"]
+    assert entry.run_command(VitTpExp, alone) == 0
+    checkpoint = tmp_path / "vit_tp_exp" / "last.ckpt"
+    again = [*alone, f'resume_from="{checkpoint}"', "epochs=3", "max_train_steps=2"]
+    capsys.readouterr()
+    assert entry.run_command(VitTpExp, again) == 0
+    printed = capsys.readouterr().out
+    assert "1 epochs and 4 steps are done" in printed
+    assert "Epoch: [1]" not in printed
+
+
+def test_bench_runs_in_float64(tmp_path, capsys):
+    steps = ["bench_cfg.warmup_steps=0", "bench_cfg.measure_steps=1", "accelerator_cfg.precision=fp64"]
+    alone = [*TINY, "mode=bench", "launcher=local", "ray_cfg.ray_num_worker=1", f"output_root={tmp_path}"]
+    assert entry.run_command(VitTpExp, [*alone, *steps]) == 0
+    assert "effective_global_img/s=" in capsys.readouterr().out
+
+
 def test_bench_measures_tp_and_ddp_on_the_cpu(tmp_path):
     for accelerator in ("tp", "ddp"):
         done = command(

@@ -7,6 +7,7 @@ Published with this recipe: 79.8 % top-1 after 300 epochs (arXiv:2012.12877, tab
 facebookresearch/deit main.py @ 7e160fe4 and stand at the keys of each configuration.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -160,13 +161,14 @@ class VitTpExp(TinyExp):
         if log:
             print(self._plan_of_run(state, len(loader)), flush=True)
         first_step, train_seconds, accuracy, row = state.step, 0.0, 0.0, {}
-        while state.epoch < self.epochs and state.step != self.max_train_steps:
+        most_steps = self.max_train_steps if self.max_train_steps >= 0 else math.inf
+        while state.epoch < self.epochs and state.step < most_steps:
             loader.sampler.set_epoch(state.epoch)  # pyright: ignore[reportAttributeAccessIssue]
             start = time.monotonic()
             train_stats = train_one_epoch(
                 state,
                 loader,
-                num_batches=len(loader) if self.max_train_steps < 0 else min(len(loader), self.max_train_steps - state.step),
+                num_batches=int(min(len(loader), most_steps - state.step)),
                 criterion=criterion,
                 mixer=mixer,
                 clip_grad=self.optimizer_cfg.clip_grad,
@@ -223,7 +225,7 @@ class VitTpExp(TinyExp):
         mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
         result = measure_training_step(
             state,
-            torch.randn(batch, 3, size, size, device=accelerator.device),
+            torch.randn(batch, 3, size, size, device=accelerator.device, dtype=accelerator.dtype),
             torch.randint(self.module_cfg.num_classes, (batch,), device=accelerator.device),
             cfg=self.bench_cfg,
             criterion=criterion,
