@@ -1,38 +1,18 @@
 import logging
 import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from tests.data_room.configs import fake_cfg, toy_cfg
 from tinyexp.data import loaders
 from tinyexp.data.image_folder import ImageFolder
 from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
 from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler
 from tinyexp.errors import ConfigError, DataError
 from tinyexp.process import Axis, seed_everything
-
-
-def toy_cfg(root: Path, **changes) -> DataLoaderCfg:
-    values: dict[str, Any] = {
-        "train_batch_size_per_device": 8,
-        "val_batch_size_per_device": 4,
-        "num_workers": 0,
-        "input_size": 40,
-    }
-    return DataLoaderCfg(data_root=str(root), **(values | changes))
-
-
-def fake_cfg(**changes) -> DataLoaderCfg:
-    values: dict[str, Any] = {
-        "train_batch_size_per_device": 8,
-        "val_batch_size_per_device": 8,
-        "num_workers": 0,
-        "input_size": 32,
-    }
-    return DataLoaderCfg(fake_data=True, **(values | changes))
 
 
 def train_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4) -> DataLoader:  # noqa: B008  frozen

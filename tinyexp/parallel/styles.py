@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh, ProcessGroup
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from tinyexp.parallel.collectives import copy_to_group, gather_images, reduce_scatter_images, sum_over_group
@@ -108,7 +108,7 @@ def local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _distribute(module: nn.Module, name: str, parameter: nn.Parameter, mesh: DeviceMesh, placement: Shard | Replicate) -> None:
+def _distribute(module: nn.Module, name: str, parameter: nn.Parameter, mesh: DeviceMesh, placement: Shard) -> None:
     # Every rank already holds the same whole tensor (`src_data_rank=None`), so nothing is sent. The shard is copied: a view
     # would keep the whole tensor alive.
     shard = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)

@@ -49,10 +49,10 @@ def load_pretrained(
         raise CheckpointError(f"{source} is a distilled DeiT (it has dist_token or head_dist), which no model here has")
     own, notes = model.state_dict(), []
     state = from_official(weights)
-    size = getattr(model, "num_prefix_tokens", 1)
+    prefix = getattr(model, "num_prefix_tokens", 1)
     if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
         before = state["pos_embed"].shape[1]
-        state["pos_embed"] = interpolate_position_embedding(state["pos_embed"], own["pos_embed"].shape[1], prefix=size)
+        state["pos_embed"] = interpolate_position_embedding(state["pos_embed"], own["pos_embed"].shape[1], prefix=prefix)
         notes.append(f"pos_embed interpolated from {before} to {own['pos_embed'].shape[1]} tokens")
     dropped = [name for name in ("head.weight", "head.bias") if name in state and state[name].shape != own[name].shape]
     if may_drop_head and dropped:
@@ -78,7 +78,7 @@ def source_problems(sources: Mapping[str, str]) -> list[str]:
 def interpolate_position_embedding(embedding: Tensor, num_tokens: int, *, prefix: int = 1) -> Tensor:
     """(1, prefix + old grid, dim) -> (1, num_tokens, dim): bicubic over the square grid, the prefix tokens kept as they are.
 
-    Raises: CheckpointError where either grid is not square or the widths differ in more than the grid.
+    Raises: CheckpointError where either grid is not square.
     """
     old, new = (math.isqrt(count - prefix) for count in (embedding.shape[1], num_tokens))
     if old * old != embedding.shape[1] - prefix or new * new != num_tokens - prefix:

@@ -52,14 +52,6 @@ def convert_split_qkv_to_fused(state: Mapping[str, Tensor]) -> dict[str, Tensor]
     return fused
 
 
-def fused_name(name: str) -> tuple[str, int]:
-    """The official name of a parameter, and which third of it (0 q, 1 k, 2 v) this one is; -1 for a whole one."""
-    for third, part in enumerate(_SPLIT):
-        if f".attn.{part}." in name:
-            return name.replace(f".attn.{part}.", ".attn.qkv."), third
-    return name, -1
-
-
 def _weights_before_biases(split: dict[str, Tensor]) -> dict[str, Tensor]:
     """Order q.weight, q.bias, k.weight, … as the modules have it; the fused order gives q.weight, k.weight, … first."""
     ordered: dict[str, Tensor] = {}
