@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.nn.utils import get_total_norm
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DistributedDataParallel
 
@@ -33,7 +32,8 @@ def total_norm(sharded: Sequence[Tensor], replicated: Sequence[Tensor], tp_group
     """The 2-norm of the gradient of the whole model, the same on every rank of the tp group.
 
     Each element counts once: squares of shards are summed over the tp group, replicated gradients are counted where they are.
-    Every rank of the tp group must call it, after the gradients are averaged.
+    In float64, because float32 sums over DeiT-S's 22 million elements are wrong by up to 1.6e-5 of the norm, differently for
+    every mesh. Every rank of the tp group must call it, after the gradients are averaged.
     """
     square = _square_norm(replicated)
     if sharded:
@@ -45,7 +45,8 @@ def total_norm(sharded: Sequence[Tensor], replicated: Sequence[Tensor], tp_group
 
 
 def _square_norm(parameters: Sequence[Tensor]) -> Tensor:
-    return get_total_norm([_gradient(parameter) for parameter in parameters]).square()
+    norms = torch._foreach_norm([_gradient(parameter) for parameter in parameters], 2, dtype=torch.float64)
+    return torch.stack(norms).square().sum()
 
 
 def _gradient(parameter: Tensor) -> Tensor:
