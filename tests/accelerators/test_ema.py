@@ -16,7 +16,7 @@ STEPS = 50
 def average_after_steps(accelerator: Accelerator) -> dict[str, torch.Tensor]:
     model = build_noisy(NAME)
     accelerator.prepare(model)
-    optimizer = OptimizerCfg().build(model, accelerator.parameters, global_batch=GLOBAL_BATCH)
+    optimizer = OptimizerCfg().build(model, global_batch=GLOBAL_BATCH)
     ema = ShardEma(accelerator.parameters, 0.9)
     replica = accelerator.replica
     share = GLOBAL_BATCH // replica.size

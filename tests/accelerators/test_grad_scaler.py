@@ -15,7 +15,7 @@ def step_with_an_overflow_on_rank_1(parameter: str) -> tuple[bool, float, bool]:
     accelerator = build_accelerator(precision="fp16")
     model = build_noisy(NAME)
     accelerator.prepare(model)
-    optimizer = OptimizerCfg(lr=1e-2).build(model, accelerator.parameters, global_batch=512)
+    optimizer = OptimizerCfg(lr=1e-2).build(model, global_batch=512)
     by_name = accelerator.parameters.by_name
     images, classes = batches(NAME)[0]
     reduce_gradients = accelerator.reduce_gradients

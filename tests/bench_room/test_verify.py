@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.ranks import build_accelerator, run_on_ranks
-from tests.helpers.sabotage import cut_qkv_contiguously, enter_each_of_q_k_v, enter_none_of_q_k_v
+from tests.helpers.sabotage import cut_qkv_contiguously, enter_each_of_q_k_v, enter_none
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.cpu import CPUAccelerator
 from tinyexp.bench.verify import Row, VerifyCfg, compare, show_rows
 from tinyexp.errors import NotEqual
 from tinyexp.examples.digits_demo import DigitsDemo
-from tinyexp.parallel.apply import LocalParameters
 from tinyexp.training.state import TrainState
 
 
@@ -39,9 +38,8 @@ def verified_with_an_early_optimizer(settings: dict[str, object]) -> list[Row]:
         state = experiment.build_state(accelerator)
         if not isinstance(accelerator, CPUAccelerator):
             unsharded = experiment.module_cfg.build()
-            state.optimizer = experiment.optimizer_cfg.build(unsharded, LocalParameters(unsharded), global_batch=512)
-            replicated = accelerator.parameters.names(sharded=False)
-            state.optimizer.add_param_group({"params": [accelerator.parameters.by_name[name] for name in replicated]})
+            state.optimizer = experiment.optimizer_cfg.build(unsharded, global_batch=512)
+            state.optimizer.add_param_group({"params": accelerator.parameters.of_kind(sharded=False)})
         return state
 
     return compare(accelerator, replace(experiment.subject(accelerator), build_state=build_state), VerifyCfg())
@@ -75,7 +73,7 @@ def test_a_collective_too_many_is_red_though_the_numbers_agree():
 
 
 def test_a_collective_too_few_is_red():
-    rows = run_on_ranks(verified, 2, {"precision": "fp64", "activations": "replicated"}, enter_none_of_q_k_v)[0]
+    rows = run_on_ranks(verified, 2, {"precision": "fp64", "activations": "replicated"}, enter_none)[0]
     assert {"collectives too many or too few", "gradient norm, relative", "weight after the steps"} <= broken(rows)
 
 

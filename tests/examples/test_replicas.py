@@ -14,7 +14,6 @@ from tinyexp.accelerators.cpu import CPUAccelerator
 from tinyexp.data.loaders import DataLoaderCfg
 from tinyexp.examples.vit_tp_exp import VitTpExp
 from tinyexp.models.vit.build import ModuleCfg
-from tinyexp.parallel.apply import LocalParameters
 from tinyexp.training.epoch import train_step
 
 LAYOUTS = ["sharded", "replicated"]
@@ -51,10 +50,11 @@ def five_mixed_steps(accelerator: Accelerator, drop_path_rate: float) -> Trained
     for module in accelerator.model.modules():
         if isinstance(module, DropPath):
             module.register_forward_hook(lambda _, __, out: masks.append(tuple((out.flatten(1) != 0).any(1).tolist())))
-    names = LocalParameters(accelerator.model).names(sharded=False)
+    parameters = accelerator.parameters
+    names = parameters.by_name.keys() - parameters.cuts.keys()
 
     def replicated() -> dict[str, Tensor]:
-        return {name: accelerator.parameters.by_name[name].detach().clone() for name in names}
+        return {name: parameters.by_name[name].detach().clone() for name in names}
 
     before, losses, ratios = replicated(), [], []
     for images, classes in random_batches(accelerator.replica.rank):

@@ -13,7 +13,7 @@ from tests.golden.jobs import MESHES, ONE_PROCESS, Job
 from tests.golden.record import Checksum, checksum, checksums, forward_batch, load
 from tinyexp.examples.vit_tp_exp import LAYOUT
 from tinyexp.models.vit.build import deit_small_patch16_224
-from tinyexp.parallel.apply import LocalParameters
+from tinyexp.parallel.apply import Parameters
 from tinyexp.training.optimizer import OptimizerCfg
 
 
@@ -76,13 +76,13 @@ class GroupsCase(Job):
             model = deit_small_patch16_224()
             if "ddp" not in self.mesh.name:  # DDP leaves the parameters as they are, and sends them, which needs memory
                 self.mesh.build("f32").place(model)
-        parameters = LocalParameters(model)
-        optimizer = OptimizerCfg().build(model, parameters, global_batch=512)
+        parameters = Parameters(model)
+        optimizer = OptimizerCfg().build(model, global_batch=512)
         names = {id(parameter): name for name, parameter in parameters.by_name.items()}
         groups = []
         for group in optimizer.param_groups:
             own = [names[id(parameter)] for parameter in group["params"]]
-            elements = sum(parameters.whole[name].numel() for name in own)
+            elements = sum(parameters.whole_shape(name).numel() for name in own)
             fused = list(LAYOUT.to_official({name: torch.empty(1) for name in own}))
             groups.append({**group, "params": len(own), "names": fused, "n_elements": elements})
         return groups

@@ -8,7 +8,8 @@ from tests.golden.experiment import RecordedModuleCfg
 from tests.golden.record import checksum, load, sha256
 from tests.golden.recorder import next_draws
 from tinyexp.examples.vit_tp_exp import LAYOUT
-from tinyexp.models.vit.build import ModuleCfg, num_parameters
+from tinyexp.models.vit.build import ModuleCfg
+from tinyexp.parallel.apply import Parameters
 from tinyexp.process import preserve_random_state, seed_everything
 
 MODELS = load("model")["models"]
@@ -27,7 +28,7 @@ def test_the_official_state_has_our_names_and_shapes_in_our_order(name):
     official = LAYOUT.to_official(model.state_dict())
     assert [[key, list(value.shape)] for key, value in official.items()] == MODELS[name]["state_dict"]
     assert list(LAYOUT.to_official(dict(model.named_parameters()))) == MODELS[name]["parameter_order"]
-    assert num_parameters(model) == MODELS[name]["n_parameters"]
+    assert Parameters(model).num_whole() == MODELS[name]["n_parameters"]
     assert len(list(model.buffers())) == MODELS[name]["n_buffers"]
 
 

@@ -106,7 +106,7 @@ class _Trained:
 
 def _train(accelerator: Accelerator, model: nn.Module, data: list[tuple[Tensor, Tensor]], clip_grad: float | None) -> _Trained:
     accelerator.prepare(model)
-    optimizer = OptimizerCfg().build(model, accelerator.parameters, global_batch=GLOBAL_BATCH)
+    optimizer = OptimizerCfg().build(model, global_batch=GLOBAL_BATCH)
     images, classes = data[0]
     logits = accelerator.training_model(images)
     accelerator.backward(F.cross_entropy(logits, classes))

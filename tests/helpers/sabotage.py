@@ -1,16 +1,19 @@
 """Known ways to get tensor parallelism wrong. Each changes what `place` of an accelerator does to the model."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import nn
-from torch.distributed import DeviceMesh
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from tinyexp.accelerators.base import Accelerator
-from tinyexp.models.vit.plan import build_tp_parallelize_plan
+from tinyexp.models.vit.attention import Attention
 from tinyexp.parallel.apply import load_whole
-from tinyexp.parallel.styles import EnterShards
+from tinyexp.parallel.collectives import COPY_TO_GROUP, Exchange, Pending
+from tinyexp.parallel.schedule import ParallelBlocks
 
 
 def cut_qkv_contiguously(accelerator: Accelerator) -> None:
@@ -33,36 +36,54 @@ def cut_qkv_contiguously(accelerator: Accelerator) -> None:
 def enter_each_of_q_k_v(accelerator: Accelerator) -> None:
     """Sum the gradient of the attention's input three times, once for each of q, k, v."""
 
-    def change(plan: dict[str, ParallelStyle]) -> None:
-        for part in "qkv":
-            plan[f"blocks.*.attn.{part}"] = _Both(EnterShards("replicated"), plan.pop(f"blocks.*.attn.{part}"))
-        del plan["blocks.*.attn"]
+    def change(blocks: ParallelBlocks) -> None:
+        blocks.layout = replace(blocks.layout, enter=NO_EXCHANGE)
+        enter_all = [_enter_attention_three_times, _enter_once] * (len(blocks.branches) // 2)
+        blocks.branches = [
+            replace(branch, body=partial(enter, branch.body, blocks.group))
+            for enter, branch in zip(enter_all, blocks.branches, strict=True)
+        ]
 
-    _change_plan(accelerator, change)
-
-
-def enter_none_of_q_k_v(accelerator: Accelerator) -> None:
-    """Never sum the gradient of the attention's input."""
-    _change_plan(accelerator, lambda plan: plan.pop("blocks.*.attn"))
+    _change_blocks(accelerator, change)
 
 
-def _change_plan(accelerator: Accelerator, change: Callable[[dict[str, ParallelStyle]], object]) -> None:
-    plan = build_tp_parallelize_plan("replicated")
-    change(plan)
+def enter_none(accelerator: Accelerator) -> None:
+    """Never sum the gradient of what enters attention and MLP."""
 
-    def place(model: nn.Module) -> nn.Module:
-        assert accelerator.mesh.device_mesh is not None
-        return parallelize_module(model, accelerator.mesh.device_mesh["tp"], plan)
+    def change(blocks: ParallelBlocks) -> None:
+        blocks.layout = replace(blocks.layout, enter=NO_EXCHANGE)
 
-    accelerator.place = place
+    _change_blocks(accelerator, change)
 
 
-class _Both(ParallelStyle):
-    def __init__(self, *styles: ParallelStyle) -> None:
-        super().__init__()
-        self.styles = styles
+def _stay(tokens: Tensor, group: ProcessGroup) -> Pending:
+    return lambda: tokens.view_as(tokens)
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for style in self.styles:
-            module = style._apply(module, device_mesh)
-        return module
+
+NO_EXCHANGE = Exchange(ahead=_stay, back=_stay)
+
+
+def _change_blocks(accelerator: Accelerator, change: Callable[[ParallelBlocks], None]) -> None:
+    place = accelerator.place
+
+    def place_changed(model: nn.Module) -> nn.Module:
+        placed = place(model)
+        change(model.get_submodule("blocks"))  # pyright: ignore[reportArgumentType]
+        return placed
+
+    accelerator.place = place_changed
+
+
+def _enter_once(body: Callable[[Tensor], Tensor], group: ProcessGroup, tokens: Tensor) -> Tensor:
+    return body(COPY_TO_GROUP(tokens, group))
+
+
+def _enter_attention_three_times(attention: Attention, group: ProcessGroup, tokens: Tensor) -> Tensor:
+    q, k, v = (
+        projection(entered).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        for projection in (attention.q, attention.k, attention.v)
+        for entered in [COPY_TO_GROUP(tokens, group)]
+    )
+    if attention.num_queries is not None:
+        q = q[:, :, : attention.num_queries]
+    return attention.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))

@@ -10,10 +10,10 @@ from tinyexp.models.vit.build import (
     deit_base_patch16_224,
     deit_small_patch16_224,
     deit_tiny_patch16_224,
-    num_parameters,
 )
 from tinyexp.models.vit.convert import convert_fused_qkv_to_split, convert_split_qkv_to_fused
 from tinyexp.models.vit.presets import PRESETS, ViTShape
+from tinyexp.parallel.apply import Parameters
 
 SMALL = ViTShape(patch_size=8, embed_dim=48, depth=2, num_heads=3)
 
@@ -35,7 +35,7 @@ def timm_twin(shape: ViTShape, img_size: int, num_classes: int) -> VisionTransfo
 )
 def test_the_family_has_the_published_parameter_counts(build, parameters):
     with torch.device("meta"):
-        assert num_parameters(build()) == parameters
+        assert Parameters(build()).num_whole() == parameters
 
 
 def test_deit_small_starts_bit_equal_to_timm_and_leaves_its_random_state():

@@ -30,7 +30,7 @@ NAME = "deit_digits_patch8_32"
 def started(accelerator: Accelerator) -> TrainState:
     model = build_noisy(NAME)
     accelerator.prepare(model)
-    optimizer = OptimizerCfg().build(model, accelerator.parameters, global_batch=GLOBAL_BATCH)
+    optimizer = OptimizerCfg().build(model, global_batch=GLOBAL_BATCH)
     schedule = LrSchedulerCfg(warmup_epochs=0).build(optimizer, epochs=10, seed=0)
     return TrainState(accelerator, optimizer, schedule, ShardEma(accelerator.parameters, 0.9))
 
@@ -108,7 +108,7 @@ def test_the_file_loads_strictly_into_plain_timm_with_no_tool_of_ours(tmp_path):
     torch.manual_seed(0)
     model = deit_small_patch16_224()
     accelerator.prepare(model)
-    optimizer = OptimizerCfg().build(model, accelerator.parameters, global_batch=512)
+    optimizer = OptimizerCfg().build(model, global_batch=512)
     state = TrainState(accelerator, optimizer, LrSchedulerCfg().build(optimizer, epochs=300, seed=0))
     save_checkpoint(official_checkpoint(state, LAYOUT, args={}), tmp_path / "last.ckpt")
     images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))

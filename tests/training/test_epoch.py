@@ -59,7 +59,7 @@ def toy_state(lr: float = 5e-4) -> TrainState:
     accelerator = CPUAccelerator()
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     accelerator.prepare(model)
-    optimizer = OptimizerCfg(lr=lr).build(model, accelerator.parameters, global_batch=512)
+    optimizer = OptimizerCfg(lr=lr).build(model, global_batch=512)
     return TrainState(accelerator, optimizer, LrSchedulerCfg().build(optimizer, epochs=10, seed=0))
 
 

@@ -3,15 +3,15 @@ import torch
 
 from tinyexp.models.vit.build import deit_small_patch16_224
 from tinyexp.models.vit.convert import convert_split_qkv_to_fused
-from tinyexp.parallel.apply import LocalParameters, assert_owns
+from tinyexp.parallel.apply import Parameters, assert_owns
 from tinyexp.training.optimizer import OptimizerCfg
 
 
 def test_biases_norms_class_token_and_position_embedding_are_not_decayed():
     with torch.device("meta"):
         model = deit_small_patch16_224()
-    parameters = LocalParameters(model)
-    optimizer = OptimizerCfg().build(model, parameters, global_batch=512)
+    parameters = Parameters(model)
+    optimizer = OptimizerCfg().build(model, global_batch=512)
     names = {id(parameter): name for name, parameter in parameters.by_name.items()}
     no_decay, decay = ([names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.05]

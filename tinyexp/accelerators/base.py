@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from tinyexp.accelerators.grad_scaler import build_grad_scaler
 from tinyexp.accelerators.gradients import total_norm
 from tinyexp.accelerators.process_group import close_process_group
-from tinyexp.parallel.apply import LocalParameters, assert_owns, gather, gather_like
+from tinyexp.parallel.apply import Parameters, assert_owns
 from tinyexp.parallel.mesh import Mesh
 from tinyexp.process import Axis
 
@@ -65,7 +65,7 @@ class Accelerator(ABC):
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 dist.broadcast(tensor.data, src=0)
         self.training_model = self.place(self.model)
-        self.parameters = LocalParameters(self.model)
+        self.parameters = Parameters(self.model)
         return self.training_model
 
     @property
@@ -90,7 +90,6 @@ class Accelerator(ABC):
     def backward(self, loss: Tensor) -> None:
         """Leave on every local parameter the (scaled) gradient of the mean loss over all replicas."""
         self.scaler.scale(loss).backward()
-        self.parameters.take_gradients()
         self.reduce_gradients()
 
     def update(self, optimizer: torch.optim.Optimizer, *, clip_grad: float | None = None) -> Tensor | None:
@@ -107,8 +106,7 @@ class Accelerator(ABC):
 
     def gradient_norm(self) -> Tensor:
         """The norm of the whole averaged gradient, the same on every rank. Every rank must call it."""
-        by_name = self.parameters.by_name
-        sharded, replicated = ([by_name[name] for name in self.parameters.names(sharded=kind)] for kind in (True, False))
+        sharded, replicated = (self.parameters.of_kind(sharded=kind) for kind in (True, False))
         return total_norm(sharded, replicated, self.mesh.group("tp") if sharded else None)
 
     def owns(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -129,13 +127,11 @@ class Accelerator(ABC):
 
     def whole_weights(self) -> dict[str, Tensor]:
         """A copy of the model's whole state on the CPU of every rank. Every rank must call it."""
-        return {name: gather(value.detach()).to("cpu", copy=True) for name, value in self.model.state_dict().items()}
+        return self.whole_like_weights(self.model.state_dict())
 
     def whole_like_weights(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole CPU copies of local tensors that are cut as the parameters of their names are. Every rank must call it."""
-        return {
-            name: gather_like(part, self.parameters.whole[name].detach()).to("cpu", copy=True) for name, part in parts.items()
-        }
+        return {name: self.parameters.gather(name, part).to("cpu", copy=True) for name, part in parts.items()}
 
     def barrier(self) -> None:
         if self.world.size > 1:

@@ -1,7 +1,6 @@
 """Choose and build the accelerator of a run."""
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,8 @@ from tinyexp.accelerators.process_group import open_process_group
 from tinyexp.accelerators.tensor_parallel import TPAccelerator
 from tinyexp.errors import ConfigError, MachineError
 from tinyexp.parallel.mesh import MeshShape, build_mesh, mesh_shape
-from tinyexp.parallel.plan import Plan
-from tinyexp.parallel.styles import ACTIVATION_LAYOUTS
+from tinyexp.parallel.plan import PlanBuilder
+from tinyexp.parallel.schedule import ACTIVATION_LAYOUTS
 from tinyexp.process import Environment
 
 ACCELERATORS = ("tp", "ddp", "cpu")
@@ -29,6 +28,7 @@ class AcceleratorCfg:
     accelerator: str = "tp"  # tp: tensor parallel; ddp: data parallel by torch's DistributedDataParallel; cpu: one process
     tp_size: int = 0  # ranks that share one copy of the model; 0: all processes; dp = world / tp_size
     activations: str = "sharded"  # sharded: every rank reads its own images; replicated: a tp group reads the same ones
+    overlap_chunks: int = 1  # chunks of the batch that hide each other's communication behind their work; 1: off
     precision: str = "auto"  # auto: fp16 autocast on CUDA as DeiT, fp32 on CPU; or fp32, bf16, fp16, fp64
     device: str = "auto"  # auto: CUDA where the machine has it, else cpu; or cpu, cuda
     timeout_s: float = 300.0  # seconds a collective waits for a rank that does not come
@@ -49,6 +49,8 @@ class AcceleratorCfg:
                 found.append(f"accelerator_cfg.{name}={value!r}: allowed are {', '.join(allowed)}; nearest: {near}")
         if self.tp_size < 0:
             found.append(f"accelerator_cfg.tp_size={self.tp_size}: a number >= 0 is needed, 0 takes all processes")
+        if self.overlap_chunks < 1:
+            found.append(f"accelerator_cfg.overlap_chunks={self.overlap_chunks}: a number >= 1 is needed, 1 is off")
         if self.timeout_s <= 0:
             found.append(f"accelerator_cfg.timeout_s={self.timeout_s}: a number of seconds above 0 is needed")
         return found
@@ -86,7 +88,7 @@ class AcceleratorCfg:
         """Accelerator, mesh and, where a group shares a model, its layout: "tp dp=1 tp=2 sharded"."""
         return f"{self.accelerator} {shape}" + (f" {self.activations}" if shape.tp > 1 else "")
 
-    def build(self, environment: Environment, build_plan: Callable[[str], Plan]) -> Accelerator:
+    def build(self, environment: Environment, build_plan: PlanBuilder) -> Accelerator:
         """Join the process group and build this rank's accelerator. Every rank must call it."""
         device = self._device(environment)
         if device.type == "cuda":
@@ -107,6 +109,7 @@ class AcceleratorCfg:
                     device=device,
                     precision=precision,
                     activations=self.activations,
+                    overlap_chunks=self.overlap_chunks,
                     build_plan=build_plan,
                 )
 

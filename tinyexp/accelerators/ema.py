@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinyexp.parallel.apply import LocalParameters
+from tinyexp.parallel.apply import Parameters
 
 
 @dataclass
@@ -22,14 +22,14 @@ class EmaCfg:
             return []
         return [f"ema_cfg.model_ema_decay={self.model_ema_decay}: a share from 0 to below 1 is needed"]
 
-    def build(self, parameters: LocalParameters) -> "ShardEma | None":
+    def build(self, parameters: Parameters) -> "ShardEma | None":
         return ShardEma(parameters, self.model_ema_decay) if self.model_ema else None
 
 
 class ShardEma:
     """average = decay * average + (1 - decay) * weights after every step, the rule of timm's ModelEma."""
 
-    def __init__(self, parameters: LocalParameters, decay: float) -> None:
+    def __init__(self, parameters: Parameters, decay: float) -> None:
         self.decay = decay
         self._live = parameters.by_name
         self.average = {name: weight.detach().clone() for name, weight in self._live.items()}

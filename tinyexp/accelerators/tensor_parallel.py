@@ -1,6 +1,5 @@
 """Tensor parallelism, alone or under data parallelism: a (dp, tp) mesh."""
 
-from collections.abc import Callable
 from typing import final
 
 import torch
@@ -12,7 +11,7 @@ from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.gradients import average_gradients
 from tinyexp.parallel.apply import shard
 from tinyexp.parallel.mesh import Mesh
-from tinyexp.parallel.plan import Plan
+from tinyexp.parallel.plan import PlanBuilder
 from tinyexp.process import Axis
 
 
@@ -31,11 +30,13 @@ class TPAccelerator(Accelerator):
         device: torch.device,
         precision: str,
         activations: str,
-        build_plan: Callable[[str], Plan],
+        overlap_chunks: int,
+        build_plan: PlanBuilder,
     ) -> None:
         super().__init__(world=world, mesh=mesh, device=device, precision=precision)
         self.activations = activations
-        self._plan = build_plan(activations)
+        self._overlap_chunks = overlap_chunks
+        self._build_plan = build_plan
 
     @property
     def replica(self) -> Axis:
@@ -50,7 +51,8 @@ class TPAccelerator(Accelerator):
     def place(self, model: nn.Module) -> nn.Module:
         if self.mesh.tp.size > 1:
             assert self.mesh.device_mesh is not None
-            shard(model, self.mesh.device_mesh["tp"], self._plan)
+            plan = self._build_plan(model, activations=self.activations, overlap_chunks=self._overlap_chunks)
+            shard(model, self.mesh.device_mesh["tp"], plan)
         return model
 
     def reduce_gradients(self) -> None:
@@ -60,7 +62,5 @@ class TPAccelerator(Accelerator):
         """
         if self.world.size == 1:
             return
-        by_name = self.parameters.by_name
         for sharded, group in ((True, self.mesh.group("dp")), (False, self.replica_group)):
-            parameters = [by_name[name] for name in self.parameters.names(sharded=sharded)]
-            average_gradients(parameters, group, self.replica.size)
+            average_gradients(self.parameters.of_kind(sharded=sharded), group, self.replica.size)

@@ -33,7 +33,6 @@ from tinyexp.models.vit.build import (
     deit_base_patch16_224,
     deit_small_patch16_224,
     deit_tiny_patch16_224,
-    num_parameters,
 )
 from tinyexp.models.vit.convert import convert_fused_qkv_to_split, convert_split_qkv_to_fused
 from tinyexp.models.vit.plan import build_tp_parallelize_plan
@@ -181,7 +180,7 @@ class VitTpExp(TinyExp):
             if accuracy > state.max_accuracy:
                 state.max_accuracy = accuracy
                 self._save(state, self.checkpoint_cfg.best_ckpt_name)
-            row |= {"epoch": state.epoch, "n_parameters": num_parameters(accelerator.model)}
+            row |= {"epoch": state.epoch, "n_parameters": accelerator.parameters.num_whole()}
             if log:
                 print(f"Max accuracy: {state.max_accuracy:.2f}%", flush=True)
                 log.write_epoch(row)
@@ -256,7 +255,7 @@ class VitTpExp(TinyExp):
             if accelerator.is_main:
                 print(f"from {source}: {loaded}", flush=True)
         accelerator.prepare(model)
-        optimizer = self.optimizer_cfg.build(model, accelerator.parameters, global_batch=self._global_batch(accelerator))
+        optimizer = self.optimizer_cfg.build(model, global_batch=self._global_batch(accelerator))
         state = TrainState(
             accelerator=accelerator,
             optimizer=accelerator.owns(optimizer),
@@ -334,7 +333,7 @@ class VitTpExp(TinyExp):
         accelerator, global_batch = state.accelerator, self._global_batch(state.accelerator)
         batch = self.dataloader_cfg.train_batch_size_per_device
         lines = [
-            f"{self.module_cfg.model_name}: {num_parameters(accelerator.model):,} parameters on "
+            f"{self.module_cfg.model_name}: {accelerator.parameters.num_whole():,} parameters on "
             f"{self.accelerator_cfg.label(accelerator.mesh.shape)}, {accelerator.device}, {accelerator.precision}, "
             f"{torch.get_num_threads()} threads a rank",
             f"global batch {global_batch} = {batch} images x {accelerator.replica.size} replicas; lr {self.optimizer_cfg.lr:g} x "
@@ -363,7 +362,7 @@ class VitTpExp(TinyExp):
             return [str(error)]
         with torch.device("meta"):
             model = self.module_cfg.build()
-        return plan_problems(model, build_tp_parallelize_plan(self.accelerator_cfg.activations), shape.tp)
+        return plan_problems(model, build_tp_parallelize_plan(model), shape.tp)
 
 
 if __name__ == "__main__":

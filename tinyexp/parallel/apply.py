@@ -1,17 +1,17 @@
-"""Shard a model by a plan, and read whole tensors back from the shards."""
+"""Shard a model by a plan, and put the ranks' parts together again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from tinyexp.errors import ConfigError
 from tinyexp.parallel.check import plan_problems
+from tinyexp.parallel.cut import Cut
 from tinyexp.parallel.plan import Plan
-from tinyexp.parallel.styles import local
+from tinyexp.parallel.styles import ShardedLinear
 
 
 def shard(model: nn.Module, tp_mesh: DeviceMesh, plan: Plan) -> nn.Module:
@@ -26,30 +26,40 @@ def shard(model: nn.Module, tp_mesh: DeviceMesh, plan: Plan) -> nn.Module:
     return parallelize_module(model, tp_mesh, dict(plan))
 
 
-def gather(tensor: Tensor) -> Tensor:
-    """The whole tensor of a shard, or the tensor itself. Every rank of its mesh must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+class Parameters:
+    """The trainable parameters of a model by name, each the whole tensor or this rank's part of it."""
 
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.by_name = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.cuts = dict(_cuts(model))
 
-def gather_like(part: Tensor, parameter: Tensor) -> Tensor:
-    """The whole of a plain tensor that is cut as `parameter` is: its gradient, average or moment. Collective as `gather`."""
-    if not isinstance(parameter, DTensor):
-        return part
-    whole = DTensor.from_local(
-        part, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
-    return whole.full_tensor()
+    def of_kind(self, *, sharded: bool) -> list[nn.Parameter]:
+        """The sharded parameters, or the replicated ones, in the model's order."""
+        return [parameter for name, parameter in self.by_name.items() if (name in self.cuts) == sharded]
 
+    def gather(self, name: str, part: Tensor) -> Tensor:
+        """The whole of a tensor that is cut as the parameter of this name is: itself, its gradient, average or moment.
 
-def shard_like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The part of a whole tensor that this rank holds of `parameter`. Nothing is sent."""
-    if not isinstance(parameter, DTensor):
-        return whole
-    mesh = parameter.device_mesh
-    for placement in parameter.placements:
-        if placement.is_shard():
-            whole = whole.chunk(mesh.size(), dim=placement.dim)[mesh.get_local_rank()]  # pyright: ignore[reportAttributeAccessIssue]
-    return whole.contiguous()
+        Every rank must call it.
+        """
+        return self.cuts[name].gather(part) if name in self.cuts else part.detach()
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor that belongs to the parameter of this name. Nothing is sent."""
+        return self.cuts[name].part(whole) if name in self.cuts else whole
+
+    def whole_shape(self, name: str) -> torch.Size:
+        """The shape of the whole parameter, padding left out."""
+        return _whole_shape(self.by_name[name], self.cuts.get(name))
+
+    def num_whole(self) -> int:
+        """Trainable numbers of the whole model."""
+        return sum(self.whole_shape(name).numel() for name in self.by_name)
+
+    def clear_gradients(self) -> None:
+        for parameter in self.by_name.values():
+            parameter.grad = None
 
 
 @torch.no_grad()
@@ -58,56 +68,25 @@ def load_whole(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
     Raises: KeyError or ValueError for a model that the state does not fit; nothing is copied then.
     """
-    own = model.state_dict()
+    own, cuts = model.state_dict(), dict(_cuts(model))
     if own.keys() != state.keys():
         raise KeyError(f"missing {sorted(own.keys() - state.keys())}, unexpected {sorted(state.keys() - own.keys())}")
     for name, value in own.items():
-        if value.shape != state[name].shape:
-            raise ValueError(f"{name} is {tuple(state[name].shape)}, the model has {tuple(value.shape)}")
+        shape = _whole_shape(value, cuts.get(name))
+        if shape != state[name].shape:
+            raise ValueError(f"{name} is {tuple(state[name].shape)}, the model has {tuple(shape)}")
     for name, value in own.items():
-        local(value).copy_(shard_like(state[name], value))
-
-
-class LocalParameters:
-    """The tensors that an optimizer updates on this rank: every parameter without its DTensor wrapper, by name.
-
-    They share storage with the model, so an update of one is an update of the other, and being plain tensors they take
-    torch's fused optimizers, gradient scaler and clipping, which refuse a mixture of plain and sharded parameters.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.whole = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.by_name = {name: _unwrapped(parameter) for name, parameter in self.whole.items()}
-
-    def names(self, *, sharded: bool) -> list[str]:
-        """The sharded parameters, or the replicated ones, in the model's order."""
-        return [name for name, parameter in self.whole.items() if isinstance(parameter, DTensor) == sharded]
-
-    def take_gradients(self) -> None:
-        """Hand each gradient that backward left on a sharded parameter to its local tensor. Nothing is copied."""
-        for name, parameter in self.whole.items():
-            if isinstance(parameter, DTensor):
-                gradient = parameter.grad
-                self.by_name[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-
-    def clear_gradients(self) -> None:
-        for name, parameter in self.whole.items():
-            parameter.grad = None
-            self.by_name[name].grad = None
+        value.copy_(cuts[name].part(state[name]) if name in cuts else state[name])
 
 
 def assert_owns(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Stop unless the optimizer updates the very storage of every trainable parameter of the model.
+    """Stop unless the optimizer updates every trainable parameter of the model.
 
     An optimizer built before sharding holds the old whole tensors: training then changes nothing, and nothing raises.
     Raises: AssertionError that names the first parameters that would stay frozen.
     """
-    owned = {local(parameter).data_ptr() for group in optimizer.param_groups for parameter in group["params"]}
-    frozen = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and local(parameter.detach()).data_ptr() not in owned
-    ]
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    frozen = [name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in owned]
     if frozen:
         raise AssertionError(
             f"the optimizer does not own {len(frozen)} parameters of the model ({', '.join(frozen[:3])}, …): "
@@ -115,5 +94,15 @@ def assert_owns(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         )
 
 
-def _unwrapped(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(local(parameter.detach())) if isinstance(parameter, DTensor) else parameter
+def _cuts(model: nn.Module) -> Iterator[tuple[str, Cut]]:
+    for path, module in model.named_modules():
+        if isinstance(module, ShardedLinear):
+            for name, cut in module.cuts.items():
+                yield f"{path}.{name}", cut
+
+
+def _whole_shape(part: Tensor, cut: Cut | None) -> torch.Size:
+    shape = list(part.shape)
+    if cut is not None:
+        shape[cut.dim] = cut.size
+    return torch.Size(shape)

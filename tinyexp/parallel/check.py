@@ -5,21 +5,15 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from tinyexp.parallel.mesh import divisors
 from tinyexp.parallel.plan import Plan, matches
-from tinyexp.parallel.styles import ColwiseShard, EnterShards, RowwiseShard
+from tinyexp.parallel.styles import ColwiseShard, LinearStyle, ParallelBranches, RowwiseShard
 
 
 def plan_problems(model: nn.Module, plan: Plan, tp_size: int) -> list[str]:
     """All problems of sharding `model` by `plan` over `tp_size` ranks, each named once; empty where it fits."""
     if tp_size == 1:
         return []
-    found = [
-        *_unmatched(model, plan),
-        *_indivisible(model, plan, tp_size),
-        *_unpaired(model, plan),
-    ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*_unmatched(model, plan), *_unfit(model, plan), *_unpaired(plan)]))
 
 
 def _unmatched(model: nn.Module, plan: Plan) -> Iterator[str]:
@@ -30,38 +24,37 @@ def _unmatched(model: nn.Module, plan: Plan) -> Iterator[str]:
             yield f"plan path {pattern} matches no module; nearest: {near[0] if near else 'none, the model has no modules'}"
 
 
-def _indivisible(model: nn.Module, plan: Plan, tp_size: int) -> Iterator[str]:
+def _unfit(model: nn.Module, plan: Plan) -> Iterator[str]:
     for pattern, style in plan.items():
         for module in matches(model, pattern).values():
-            if isinstance(style, EnterShards) and style.divides:
-                yield from _size_problem(f"{pattern}: {style.divides}", getattr(module, style.divides), tp_size)
-            elif isinstance(style, ColwiseShard | RowwiseShard):
-                if not isinstance(module, nn.Linear):
-                    yield f"{pattern}: a {type(module).__name__} cannot be sharded; nn.Linear can"
-                    continue
-                kind = "out_features" if isinstance(style, ColwiseShard) else "in_features"
-                yield from _size_problem(f"{pattern}: {kind}", module.weight.shape[style.dim], tp_size)
+            name = type(module).__name__
+            if isinstance(style, ParallelBranches) and not isinstance(module, nn.Sequential):
+                yield f"{pattern}: ParallelBranches needs an nn.Sequential of blocks, a {name} is none"
+            elif isinstance(style, LinearStyle) and not isinstance(module, nn.Linear):
+                yield f"{pattern}: a {name} cannot be sharded; nn.Linear can"
+            elif isinstance(style, LinearStyle):
+                features = module.weight.shape[style.dim]  # pyright: ignore[reportIndexIssue]
+                if features % style.unit:
+                    yield f"{pattern}: {features} features are not whole units of {style.unit}"
 
 
-def _size_problem(what: str, size: int, tp_size: int) -> Iterator[str]:
-    if size % tp_size:
-        fitting = ", ".join(str(number) for number in divisors(size) if number <= max(16, tp_size))
-        yield f"{what}={size} is not divisible by accelerator_cfg.tp_size={tp_size}; sizes that work: {fitting}"
-
-
-def _unpaired(model: nn.Module, plan: Plan) -> Iterator[str]:
-    """Within one parent module, columns need the collective before them and rows after them, and rows need columns."""
-    rows = {pattern.rpartition(".")[0] for pattern, style in plan.items() if isinstance(style, RowwiseShard)}
-    columns = {pattern.rpartition(".")[0] for pattern, style in plan.items() if isinstance(style, ColwiseShard)}
-    entered = {pattern for pattern, style in plan.items() if isinstance(style, EnterShards)}
+def _unpaired(plan: Plan) -> Iterator[str]:
+    """Within one parent module, columns need rows and rows need columns; both need the exchanges of the blocks above them."""
+    rows, columns = (
+        {pattern.rpartition(".")[0] for pattern, style in plan.items() if isinstance(style, kind)}
+        for kind in (RowwiseShard, ColwiseShard)
+    )
+    streams = [pattern for pattern, style in plan.items() if isinstance(style, ParallelBranches)]
     for parent in sorted(columns - rows):
         yield f"{parent}: a ColwiseShard without a RowwiseShard; its output would stay cut"
     for parent in sorted(rows - columns):
         yield f"{parent}: a RowwiseShard without a ColwiseShard; its input would not be cut"
-    for parent in sorted(columns - entered):
-        yield f"{parent}: a ColwiseShard without EnterShards on {parent}; its input gradient would not be summed"
-    for parent in sorted(entered - columns):
-        yield f"{parent}: EnterShards without a ColwiseShard below it"
+    for parent in sorted(columns | rows):
+        if not any(parent.startswith(f"{stream}.") for stream in streams):
+            yield f"{parent}: no ParallelBranches above it; its partial outputs and input gradients would not be summed"
+    for stream in streams:
+        if not any(parent.startswith(f"{stream}.") for parent in columns & rows):
+            yield f"{stream}: ParallelBranches without a ColwiseShard and a RowwiseShard below it; each rank would add the whole"
 
 
 def _pattern_of(name: str) -> str:

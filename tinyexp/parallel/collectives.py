@@ -1,14 +1,21 @@
-"""The collectives of a tensor-parallel block, as functions that autograd can walk back through.
+"""The exchanges of a tensor-parallel block, as pairs of functions that autograd can walk back through.
 
-Every rank of the group must call each of them, in the same order, with tensors of the same shape and dtype.
-Each forward has its mirror image in backward:
+Every rank of the group must take part in each of them, in the same order, with tensors of the same shape and dtype.
+Each exchange has its mirror image in backward:
 
-    gather_images        forward all-gather     backward reduce-scatter
-    reduce_scatter_images        reduce-scatter          all-gather
-    copy_to_group                (nothing)               all-reduce
-    sum_over_group               all-reduce              (nothing)
+    GATHER_IMAGES            forward all-gather        backward reduce-scatter
+    REDUCE_SCATTER_IMAGES            reduce-scatter             all-gather
+    COPY_TO_GROUP                    (nothing)                  all-reduce
+    SUM_OVER_GROUP                   all-reduce                 (nothing)
+
+`depart` starts an exchange and returns at once; calling what it returned waits for the arrival. What runs in between hides the
+wire, in backward too: autograd walks nodes in the reverse order of their creation, so that the way back departs where the
+forward arrived, and arrives where it departed, with the gradients of the same work in between.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,94 +23,123 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-
-def gather_images(images: Tensor, group: ProcessGroup) -> Tensor:
-    """(B, ...) of this rank -> (group size * B, ...), the ranks' images in rank order."""
-    return _GatherImages.apply(images, group)
+Pending = Callable[[], Tensor]  # waits, and returns what arrived
+Start = Callable[[Tensor, ProcessGroup], Pending]
 
 
-def reduce_scatter_images(partial: Tensor, group: ProcessGroup) -> Tensor:
-    """(group size * B, ...) partial sums -> (B, ...), the sum over the group of this rank's images."""
-    return _ReduceScatterImages.apply(partial, group)
+@dataclass(frozen=True)
+class Exchange:
+    """What crosses the wire in forward, and what the gradient does on its way back."""
+
+    ahead: Start
+    back: Start
+
+    def depart(self, tokens: Tensor, group: ProcessGroup) -> Pending:
+        """Start the exchange of this rank's tensor; the result, called once, is the differentiable tensor that arrived."""
+        trip = _Trip(self, group, tokens.shape)
+        passed = _Depart.apply(tokens, trip)
+        return lambda: _Arrive.apply(passed, trip)
+
+    def __call__(self, tokens: Tensor, group: ProcessGroup) -> Tensor:
+        """Depart and wait."""
+        return self.depart(tokens, group)()
 
 
-def copy_to_group(tokens: Tensor, group: ProcessGroup) -> Tensor:
-    """The tokens themselves; every rank must hold the same. Their gradient is summed over the group."""
-    return _CopyToGroup.apply(tokens, group)
+class _Trip:
+    """One use of an exchange: the transfer under way, first ahead, later back."""
+
+    def __init__(self, exchange: Exchange, group: ProcessGroup, shape: torch.Size) -> None:
+        self.exchange = exchange
+        self.group = group
+        self.shape = shape  # of what departed
+        self._pending: Pending | None = None
+
+    def depart(self, start: Start, tensor: Tensor) -> None:
+        self._pending = start(tensor, self.group)
+
+    def arrive(self) -> Tensor:
+        assert self._pending is not None, "an exchange arrives once"
+        pending, self._pending = self._pending, None
+        return pending()
 
 
-def sum_over_group(partial: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum over the group of the ranks' partial sums."""
-    return _SumOverGroup.apply(partial, group)
-
-
-def _all_gather(rows: Tensor, group: ProcessGroup) -> Tensor:
-    gathered = rows.new_empty((group.size() * rows.shape[0], *rows.shape[1:]))
-    dist.all_gather_single(gathered, rows.contiguous(), group=group)
-    return gathered
-
-
-def _reduce_scatter(rows: Tensor, group: ProcessGroup) -> Tensor:
-    mine = (rows.shape[0] // group.size(), *rows.shape[1:])
-    if dist.get_backend(group) != "gloo":
-        reduced = rows.new_empty(mine)
-        dist.reduce_scatter_single(reduced, rows.contiguous(), group=group)
-        return reduced
-    # gloo's reduce-scatter is an all-reduce inside and sends every row to every rank; exchanging the parts sends half of that.
-    parts = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(parts, rows.contiguous(), group=group)
-    return parts.view(group.size(), *mine).sum(0)
-
-
-def _all_reduce(values: Tensor, group: ProcessGroup) -> Tensor:
-    total = values.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
-
-
-class _Mirrored(torch.autograd.Function):
-    """A collective of the group; autograd's context keeps the group for the way back."""
-
+class _Depart(torch.autograd.Function):
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ProcessGroup], output: Tensor) -> None:
-        ctx.group = inputs[1]
-
-
-class _GatherImages(_Mirrored):
-    @staticmethod
-    def forward(images: Tensor, group: ProcessGroup) -> Tensor:
-        return _all_gather(images, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(gradients[0], ctx.group), None
-
-
-class _ReduceScatterImages(_Mirrored):
-    @staticmethod
-    def forward(partial: Tensor, group: ProcessGroup) -> Tensor:
-        return _reduce_scatter(partial, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(gradients[0], ctx.group), None
-
-
-class _CopyToGroup(_Mirrored):
-    @staticmethod
-    def forward(tokens: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(tokens: Tensor, trip: _Trip) -> Tensor:
+        trip.depart(trip.exchange.ahead, tokens)
         return tokens.view_as(tokens)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce(gradients[0], ctx.group), None
-
-
-class _SumOverGroup(_Mirrored):
-    @staticmethod
-    def forward(partial: Tensor, group: ProcessGroup) -> Tensor:
-        return _all_reduce(partial, group)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, _Trip], output: Tensor) -> None:
+        ctx.trip = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+        return ctx.trip.arrive(), None
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(passed: Tensor, trip: _Trip) -> Tensor:
+        return trip.arrive()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, _Trip], output: Tensor) -> None:
+        ctx.trip = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        trip = ctx.trip
+        trip.depart(trip.exchange.back, gradients[0])
+        # The gradient itself arrives in _Depart; autograd asks for a tensor of its shape meanwhile, and this one has no bytes.
+        return gradients[0].new_zeros(()).expand(trip.shape), None
+
+
+def _all_gather(rows: Tensor, group: ProcessGroup) -> Pending:
+    """(B, ...) of this rank -> (group size * B, ...), the ranks' images in rank order."""
+    rows = rows.contiguous()
+    gathered = rows.new_empty((group.size() * rows.shape[0], *rows.shape[1:]))
+    work = dist.all_gather_single(gathered, rows, group=group, async_op=True)
+    return _when_done(work, gathered, rows)
+
+
+def _reduce_scatter(rows: Tensor, group: ProcessGroup) -> Pending:
+    """(group size * B, ...) partial sums -> (B, ...), the sum over the group of this rank's images."""
+    rows = rows.contiguous()
+    mine = (rows.shape[0] // group.size(), *rows.shape[1:])
+    if dist.get_backend(group) != "gloo":
+        reduced = rows.new_empty(mine)
+        work = dist.reduce_scatter_single(reduced, rows, group=group, async_op=True)
+        return _when_done(work, reduced, rows)
+    # gloo's reduce-scatter is an all-reduce inside and sends every row to every rank; exchanging the parts sends half of that.
+    parts = torch.empty_like(rows)
+    arrived = _when_done(dist.all_to_all_single(parts, rows, group=group, async_op=True), parts, rows)
+    return lambda: arrived().view(group.size(), *mine).sum(0)
+
+
+def _all_reduce(values: Tensor, group: ProcessGroup) -> Pending:
+    """Partial sums -> the sum over the group, on every rank."""
+    total = values.clone(memory_format=torch.contiguous_format)
+    return _when_done(dist.all_reduce(total, group=group, async_op=True), total)
+
+
+def _stay(tokens: Tensor, group: ProcessGroup) -> Pending:
+    """Nothing is sent."""
+    return lambda: tokens.view_as(tokens)
+
+
+def _when_done(work: dist.Work | None, received: Tensor, sent: Tensor | None = None) -> Pending:
+    """`sent` must outlive the transfer, and does so as an argument that waits with it."""
+    assert work is not None, "this process is not in the group"
+    return partial(_wait, work, received, sent)
+
+
+def _wait(work: dist.Work, received: Tensor, sent: Tensor | None) -> Tensor:
+    work.wait()
+    return received
+
+
+GATHER_IMAGES = Exchange(ahead=_all_gather, back=_reduce_scatter)
+REDUCE_SCATTER_IMAGES = Exchange(ahead=_reduce_scatter, back=_all_gather)
+COPY_TO_GROUP = Exchange(ahead=_stay, back=_all_reduce)
+SUM_OVER_GROUP = Exchange(ahead=_all_reduce, back=_stay)

@@ -1,11 +1,18 @@
 """A plan says which module is sharded how: a path with `*` for one level -> a style of `styles`."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 Plan = Mapping[str, ParallelStyle]
+
+
+class PlanBuilder(Protocol):
+    """Gives the plan of a model, for a layout of the residual stream and a number of chunks whose exchanges overlap."""
+
+    def __call__(self, model: nn.Module, *, activations: str, overlap_chunks: int) -> Plan: ...
 
 
 def matches(model: nn.Module, pattern: str) -> dict[str, nn.Module]:

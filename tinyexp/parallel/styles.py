@@ -1,131 +1,88 @@
-"""The three parallel styles of a transformer block, for `torch.distributed.tensor.parallel.parallelize_module`.
+"""The parallel styles of a transformer, for `torch.distributed.tensor.parallel.parallelize_module`.
 
-`EnterShards` stands on the attention or MLP as a whole, `ColwiseShard` and `RowwiseShard` on its Linears. Weights become
-DTensors, so that torch can gather them; arithmetic and collectives run on the plain local tensors.
+`ColwiseShard` and `RowwiseShard` cut the weights of a Linear, `ParallelBranches` puts the exchanges between ranks around every
+attention and MLP of the blocks. A parameter becomes this rank's part of it, a plain tensor, and its module keeps how it was
+cut, so that `apply` can make the whole of it again.
 
-Why not torch's own styles: three `ColwiseParallel` on one input all-reduce its gradient three times, and each call goes
-through DTensor dispatch.
+Why not torch's own styles: three `ColwiseParallel` on one input all-reduce its gradient three times, each call goes through
+DTensor's dispatch, and no exchange can overlap with work.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import DeviceMesh, ProcessGroup
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from tinyexp.parallel.collectives import copy_to_group, gather_images, reduce_scatter_images, sum_over_group
-
-Collective = Callable[[Tensor, ProcessGroup], Tensor]
-
-
-@dataclass(frozen=True)
-class ActivationLayout:
-    """Where the residual stream of a tensor-parallel group lives, as the two collectives that stand around its shards."""
-
-    enter: Collective  # residual stream -> input of the column-parallel Linears
-    leave: Collective  # partial output of the row-parallel Linear -> residual stream
+from tinyexp.parallel.cut import Cut
+from tinyexp.parallel.schedule import ACTIVATION_LAYOUTS, Branch, ParallelBlocks
 
 
-ACTIVATION_LAYOUTS = {
-    "sharded": ActivationLayout(enter=gather_images, leave=reduce_scatter_images),
-    "replicated": ActivationLayout(enter=copy_to_group, leave=sum_over_group),
-}
+class ShardedLinear(nn.Linear):
+    """A Linear that holds a part of its features."""
+
+    cuts: dict[str, Cut]  # of the parameters that are cut, by name; the others are whole
 
 
-class EnterShards(ParallelStyle):
-    """One collective for the common input of all column-parallel Linears of a module."""
-
-    def __init__(self, activations: str, *, divides: str | None = None) -> None:
-        """`divides` names the attribute of the module that the group size must divide, `num_heads` for attention."""
-        super().__init__()
-        self.layout = ACTIVATION_LAYOUTS[activations]
-        self.divides = divides
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group, enter = device_mesh.get_group(), self.layout.enter
-
-        def collect(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            return enter(_in_compute_dtype(inputs[0]), group), *inputs[1:]
-
-        module.register_forward_pre_hook(collect)
-        return module
-
-
-class ColwiseShard(ParallelStyle):
-    """Rows of weight and bias of a Linear over the group: each rank computes its own output features."""
-
-    dim = 0  # of the weight
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            _distribute(module, name, parameter, device_mesh, Shard(0))
-        module.__class__ = ColwiseLinear
-        return module
-
-
-class RowwiseShard(ParallelStyle):
-    """Columns of the weight over the group: the ranks' partial outputs are summed, then the whole bias is added once."""
-
-    dim = 1  # of the weight
-
-    def __init__(self, activations: str) -> None:
-        super().__init__()
-        self.layout = ACTIVATION_LAYOUTS[activations]
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _distribute(module, "weight", module.get_parameter("weight"), device_mesh, Shard(1))
-        module.__class__ = RowwiseLinear
-        assert isinstance(module, RowwiseLinear)
-        module.leave, module.group = self.layout.leave, device_mesh.get_group()
-        return module
-
-
-class ColwiseLinear(nn.Linear):
-    """A Linear that holds some of its output features."""
+class RowwiseLinear(ShardedLinear):
+    """A Linear with some of its input features. Its output is partial: the sum over the group, plus the bias once, is whole."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, local(self.weight), None if self.bias is None else local(self.bias))
+        return F.linear(input, self.weight)
 
 
-class RowwiseLinear(nn.Linear):
-    """A Linear that holds some of its input features."""
+class LinearStyle(ParallelStyle):
+    """Cuts a Linear along one dim of its weight."""
 
-    leave: Collective
-    group: ProcessGroup
+    dim: int  # of the weight
+    names: tuple[str, ...]  # of the parameters that are cut
+    becomes: type[ShardedLinear]
 
-    def forward(self, input: Tensor) -> Tensor:
-        whole = self.leave(F.linear(input, local(self.weight)), self.group)
-        return whole if self.bias is None else whole + self.bias.to(whole.dtype)
+    def __init__(self, *, unit: int = 1) -> None:
+        """`unit` features stay together on one rank: head_dim around attention."""
+        super().__init__()
+        self.unit = unit
 
-
-def local(parameter: Tensor) -> Tensor:
-    """The part of a parameter that this rank holds; a plain tensor is its own part. Gradients flow back to the parameter."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _distribute(module: nn.Module, name: str, parameter: nn.Parameter, mesh: DeviceMesh, placement: Shard) -> None:
-    # Every rank already holds the same whole tensor (`src_data_rank=None`), so nothing is sent. The shard is copied: a view
-    # would keep the whole tensor alive.
-    shard = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
-    shard = DTensor.from_local(
-        shard.to_local().clone(memory_format=torch.contiguous_format),
-        mesh,
-        [placement],
-        run_check=False,
-        shape=shard.shape,
-        stride=shard.stride(),
-    )
-    module.register_parameter(name, nn.Parameter(shard, requires_grad=parameter.requires_grad))
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Linear)
+        module.__class__ = self.becomes
+        assert isinstance(module, ShardedLinear)
+        cut = Cut(device_mesh, self.dim, module.weight.shape[self.dim], self.unit)
+        module.cuts = {name: cut for name in self.names if getattr(module, name) is not None}
+        for name in module.cuts:
+            whole = module.get_parameter(name)
+            module.register_parameter(name, nn.Parameter(cut.part(whole.detach()), requires_grad=whole.requires_grad))
+        return module
 
 
-def _in_compute_dtype(tokens: Tensor) -> Tensor:
-    """Cast as autocast would cast them for the next matrix product, so that no wider dtype crosses the wire."""
-    device = tokens.device.type
-    if torch.is_autocast_enabled(device) and tokens.is_floating_point():
-        return tokens.to(torch.get_autocast_dtype(device))
-    return tokens
+class ColwiseShard(LinearStyle):
+    """Rows of weight and bias over the group: each rank computes its own output features."""
+
+    dim, names, becomes = 0, ("weight", "bias"), ShardedLinear
+
+
+class RowwiseShard(LinearStyle):
+    """Columns of the weight over the group, the bias whole: each rank computes a partial output."""
+
+    dim, names, becomes = 1, ("weight",), RowwiseLinear
+
+
+class ParallelBranches(ParallelStyle):
+    """The exchanges around every branch of a sequence of blocks, and their overlap with the work of other chunks."""
+
+    def __init__(self, activations: str, *, branches: Callable[[nn.Module], Sequence[Branch]], num_chunks: int = 1) -> None:
+        """`branches` reads them from a block, in order. More than one chunk of the batch hides the wire behind the work."""
+        super().__init__()
+        self.layout = ACTIVATION_LAYOUTS[activations]
+        self.branches = branches
+        self.num_chunks = num_chunks
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Sequential)
+        branches = [branch for block in module for branch in self.branches(block)]
+        module.__class__ = ParallelBlocks
+        assert isinstance(module, ParallelBlocks)
+        module.branches, module.layout, module.group = branches, self.layout, device_mesh.get_group()
+        module.num_chunks = self.num_chunks
+        return module

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from tinyexp.errors import CheckpointError
-from tinyexp.parallel.apply import load_whole, shard_like
-from tinyexp.parallel.styles import local
+from tinyexp.parallel.apply import load_whole
 from tinyexp.training.state import TrainState
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -191,9 +190,8 @@ def _state_of(state: TrainState, name: str) -> dict[str, Any]:
 
 
 def _local_parts(state: TrainState, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    parameters = state.accelerator.parameters.whole
-    parts = {name: shard_like(value, parameters[name].detach()) for name, value in whole.items()}
-    for name, part in parts.items():
-        if part.shape != local(parameters[name].detach()).shape:
-            raise ValueError(f"{name} is {tuple(whole[name].shape)}, the model has {tuple(parameters[name].shape)}")
-    return parts
+    parameters = state.accelerator.parameters
+    for name, value in whole.items():
+        if value.shape != parameters.whole_shape(name):
+            raise ValueError(f"{name} is {tuple(value.shape)}, the model has {tuple(parameters.whole_shape(name))}")
+    return {name: parameters.part(name, value) for name, value in whole.items()}

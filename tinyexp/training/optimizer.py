@@ -6,8 +6,6 @@ import torch
 from timm.optim import param_groups_weight_decay
 from torch import nn
 
-from tinyexp.parallel.apply import LocalParameters
-
 LR_REFERENCE_BATCH = 512  # images; DeiT main.py scales lr by global batch / 512
 
 
@@ -34,13 +32,10 @@ class OptimizerCfg:
         """lr * global_batch / 512, where the global batch counts the images of one optimizer step once each."""
         return self.lr * global_batch / LR_REFERENCE_BATCH
 
-    def build(self, model: nn.Module, parameters: LocalParameters, *, global_batch: int) -> torch.optim.AdamW:
+    def build(self, model: nn.Module, *, global_batch: int) -> torch.optim.AdamW:
         """AdamW over this rank's tensors; group 0 is not decayed, group 1 is. Call after the model is sharded."""
         excluded = getattr(model, "no_weight_decay", set)()
         groups = param_groups_weight_decay(model, self.weight_decay, no_weight_decay_list=excluded)
-        names = {id(parameter): name for name, parameter in parameters.whole.items()}
-        for group in groups:
-            group["params"] = [parameters.by_name[names[id(parameter)]] for parameter in group["params"]]
         return torch.optim.AdamW(
             groups, lr=self.scaled_lr(global_batch), eps=self.opt_eps, betas=(0.9, 0.999), weight_decay=self.weight_decay
         )

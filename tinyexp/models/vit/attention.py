@@ -1,5 +1,7 @@
 """Self-attention whose query, key and value weights are three Linears, so that a column shard is a set of whole heads."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,6 +39,7 @@ class Attention(nn.Module):
             raise ValueError(f"embed_dim={dim} is not a multiple of num_heads={num_heads}")
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
+        self.num_queries: int | None = None  # how many tokens ask and are put out, from the first on; None: all
         self.q = nn.Linear(dim, dim, bias=qkv_bias, device=device, dtype=dtype)
         self.k = nn.Linear(dim, dim, bias=qkv_bias, device=device, dtype=dtype)
         self.v = nn.Linear(dim, dim, bias=qkv_bias, device=device, dtype=dtype)
@@ -45,18 +48,24 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, tokens: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """(images, tokens, dim) -> the same shape."""
-        images, num_tokens, _ = tokens.shape
-
-        def heads(rows: Tensor) -> Tensor:
-            return rows.reshape(images, num_tokens, -1, self.head_dim).transpose(1, 2)
-
+        """(images, tokens, dim) -> (images, `num_queries` or all tokens, dim)."""
+        if self.num_queries is None:
+            q, k, v = self._heads(tokens, [self.q, self.k, self.v])
+        else:
+            (q,) = self._heads(tokens[:, : self.num_queries], [self.q])
+            k, v = self._heads(tokens, [self.k, self.v])
         mixed = F.scaled_dot_product_attention(
-            heads(self.q(tokens)),
-            heads(self.k(tokens)),
-            heads(self.v(tokens)),
-            attn_mask=attn_mask,
-            dropout_p=self.attn_drop.p if self.training else 0.0,
-            is_causal=is_causal,
+            q, k, v, attn_mask=attn_mask, dropout_p=self.attn_drop.p if self.training else 0.0, is_causal=is_causal
         )
-        return self.proj_drop(self.proj(mixed.transpose(1, 2).reshape(images, num_tokens, -1)))
+        return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))
+
+    def _heads(self, tokens: Tensor, projections: Sequence[nn.Linear]) -> Sequence[Tensor]:
+        """(images, heads, tokens, head_dim) of each projection, all by one matrix product."""
+        weight = _stacked([projection.weight for projection in projections])
+        bias = None if projections[0].bias is None else _stacked([projection.bias for projection in projections])
+        features = F.linear(tokens, weight, bias)
+        return features.unflatten(-1, (len(projections), -1, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]

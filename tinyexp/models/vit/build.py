@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from tinyexp.models.vit.attention import Attention
+from tinyexp.models.vit.block import RECOMPUTATIONS, Block, Mlp
 from tinyexp.models.vit.presets import PRESETS, ViTShape
 
 
@@ -26,6 +27,8 @@ class ModuleCfg:
     embed_dim: int | None = None  # null: the preset's
     depth: int | None = None  # blocks; null: the preset's
     num_heads: int | None = None  # null: the preset's
+    class_token_tail: bool = True  # the last block computes the class token only, which is all that the head reads; exact
+    recompute: str = "none"  # what backward computes again to save memory: none, gelu (the MLP's activation) or block
 
     def shape(self) -> ViTShape:
         """The preset's sizes with the overrides of this configuration."""
@@ -39,6 +42,9 @@ class ModuleCfg:
         if self.model_name not in PRESETS:
             near = difflib.get_close_matches(self.model_name, PRESETS, n=1, cutoff=0.0)
             return [f"module_cfg.model_name={self.model_name!r}: allowed are {', '.join(PRESETS)}; nearest: {near[0]}"]
+        if self.recompute not in RECOMPUTATIONS:
+            near = difflib.get_close_matches(self.recompute, RECOMPUTATIONS, n=1, cutoff=0.0)
+            return [f"module_cfg.recompute={self.recompute!r}: allowed are {', '.join(RECOMPUTATIONS)}; nearest: {near[0]}"]
         shape = self.shape()
         found = [
             f"module_cfg.{name}={value}: a number of at least 1 is needed"
@@ -68,6 +74,8 @@ class ModuleCfg:
             num_classes=self.num_classes,
             drop_rate=self.drop_rate,
             drop_path_rate=self.drop_path_rate,
+            class_token_tail=self.class_token_tail,
+            recompute=self.recompute,
         )
 
 
@@ -78,12 +86,15 @@ def build_vit(
     num_classes: int = 1000,
     drop_rate: float = 0.0,
     drop_path_rate: float = 0.0,
+    class_token_tail: bool = True,
+    recompute: str = "none",
 ) -> VisionTransformer:
     """A ViT of the given shape: class token, learned position embedding, LayerNorm eps 1e-6, qkv bias, MLP ratio 4.
 
-    `drop_rate` is the one rate of timm 0.3.2, which today's timm splits into a position and a projection rate.
+    `drop_rate` is the one rate of timm 0.3.2, which today's timm splits into a position and a projection rate. Above 0 the last
+    block computes all tokens whatever `class_token_tail` says, so that dropout draws as timm does.
     """
-    return VisionTransformer(
+    model = VisionTransformer(
         img_size=img_size,
         patch_size=shape.patch_size,
         embed_dim=shape.embed_dim,
@@ -97,7 +108,15 @@ def build_vit(
         proj_drop_rate=drop_rate,
         drop_path_rate=drop_path_rate,
         attn_layer=Attention,
+        mlp_layer=Mlp,
+        block_fn=Block,
     )
+    *_, last = blocks = [block for block in model.blocks if isinstance(block, Block)]
+    if class_token_tail and not drop_rate:
+        last.compute_first(model.num_prefix_tokens)
+    for block in blocks:
+        block.recompute(recompute)
+    return model
 
 
 def deit_tiny_patch16_224(**options: object) -> VisionTransformer:
@@ -113,8 +132,3 @@ def deit_small_patch16_224(**options: object) -> VisionTransformer:
 def deit_base_patch16_224(**options: object) -> VisionTransformer:
     """DeiT-B: 86,567,656 parameters, 12 heads."""
     return build_vit(PRESETS["deit_base_patch16_224"], **options)  # pyright: ignore[reportArgumentType]
-
-
-def num_parameters(model: nn.Module) -> int:
-    """Trainable numbers of the whole model, sharded or not."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -12,6 +12,10 @@ class ViTShape:
     depth: int  # blocks
     num_heads: int
 
+    @property
+    def head_dim(self) -> int:
+        return self.embed_dim // self.num_heads
+
 
 PRESETS = {
     "deit_tiny_patch16_224": ViTShape(patch_size=16, embed_dim=192, depth=12, num_heads=3),
