@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from tests.helpers.equality import MODELS, Differences, build_noisy, differences_from_one_process
+from tests.helpers.equality import (
+    MODELS,
+    assert_equal_in_float32,
+    assert_equal_in_float64,
+    build_noisy,
+    differences_from_one_process,
+)
 from tests.helpers.ranks import build_accelerator, run_on_ranks
 from tests.helpers.sabotage import cut_qkv_contiguously, enter_each_of_q_k_v, enter_none
 from tinyexp.models.vit.plan import build_tp_parallelize_plan
@@ -17,24 +23,6 @@ COLLECTIVES_OF_A_BLOCK = {
     "sharded": {"c10d._allgather_base_": 4, "c10d.alltoall_base_": 4},  # four pairs of a gather and a reduce-scatter
     "replicated": {"c10d.allreduce_": 4},
 }
-
-
-def assert_equal_in_float32(found: Differences) -> None:
-    assert found.logits < 1e-5
-    assert found.gradients < 1e-5
-    assert found.gradient_norm < 1e-5
-    assert found.weights < 1e-5
-    # Weights that never moved would pass a bound that the steps themselves do not reach.
-    assert found.moved > 2e-5
-
-
-def assert_equal_in_float64(found: Differences) -> None:
-    assert found.logits < 1e-9
-    assert found.gradients < 1e-9
-    assert found.gradient_norm < 1e-9
-    assert found.weights < 1e-9
-    assert found.key_bias < 1e-9
-    assert found.moved > 2e-5
 
 
 @pytest.mark.parametrize("activations", LAYOUTS)

@@ -37,6 +37,25 @@ class Differences:
     collectives: dict[str, int]  # calls of one forward and backward, by torch's own count
 
 
+def assert_equal_in_float32(found: Differences) -> None:
+    """Within what sums of some thousand float32 numbers in another order explain."""
+    assert found.logits < 1e-5
+    assert found.gradients < 1e-5
+    assert found.gradient_norm < 1e-5
+    assert found.weights < 1e-5
+    # Weights that never moved would pass a bound that the steps themselves do not reach.
+    assert found.moved > 2e-5
+
+
+def assert_equal_in_float64(found: Differences) -> None:
+    assert found.logits < 1e-9
+    assert found.gradients < 1e-9
+    assert found.gradient_norm < 1e-9
+    assert found.weights < 1e-9
+    assert found.key_bias < 1e-9
+    assert found.moved > 2e-5
+
+
 def build_noisy(name: str, dtype: torch.dtype = torch.float32) -> VisionTransformer:
     """A model whose attention is far from uniform: every weight carries seeded noise."""
     shape, size = MODELS[name]

@@ -15,6 +15,7 @@ from tinyexp.accelerators.gradients import total_norm
 from tinyexp.accelerators.process_group import close_process_group
 from tinyexp.parallel.apply import Parameters, assert_owns
 from tinyexp.parallel.mesh import Mesh
+from tinyexp.parallel.report import Traffic
 from tinyexp.process import Axis
 
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -53,6 +54,13 @@ class Accelerator(ABC):
     def reduce_gradients(self) -> None:
         """Make the local gradients those of the mean loss over all replicas. Every rank must call it."""
 
+    def traffic(self, residual_stream: tuple[int, int, int]) -> list[Traffic]:
+        """What this rank sends in one forward, backward and reduction, by plan.
+
+        `residual_stream` is (images of a forward on this rank, tokens, dim).
+        """
+        return []
+
     def prepare(self, model: nn.Module) -> nn.Module:
         """Take over a freshly built model: to the device, rank 0's weights everywhere, sharded. Every rank must call it.
 
@@ -67,6 +75,11 @@ class Accelerator(ABC):
         self.training_model = self.place(self.model)
         self.parameters = Parameters(self.model)
         return self.training_model
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of matrix products, and of the activations that ranks exchange."""
+        return AUTOCAST_DTYPES.get(self.precision, self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -78,12 +78,6 @@ class AcceleratorCfg:
         """What the run computes in: DeiT's fp16 autocast on CUDA and fp32 on the CPU, unless the user chose."""
         return self.precision if self.precision != "auto" else "fp16" if device_type == "cuda" else "fp32"
 
-    def collectives_a_block(self, shape: MeshShape) -> int:
-        """Collective calls that a transformer block makes in one forward and backward: four, of two calls where sharded."""
-        if shape.tp == 1:
-            return 0
-        return 8 if self.activations == "sharded" else 4
-
     def label(self, shape: MeshShape) -> str:
         """Accelerator, mesh and, where a group shares a model, its layout: "tp dp=1 tp=2 sharded"."""
         return f"{self.accelerator} {shape}" + (f" {self.activations}" if shape.tp > 1 else "")

@@ -8,6 +8,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from tinyexp.accelerators.base import Accelerator
+from tinyexp.parallel.report import Traffic, gradient_traffic
 from tinyexp.process import Axis
 
 
@@ -27,6 +28,14 @@ class DDPAccelerator(Accelerator):
         if self.world.size == 1:
             return model
         return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+    def traffic(self, residual_stream: tuple[int, int, int]) -> list[Traffic]:
+        """The gradients, in the buckets that torch formed; it forms them anew in the second step."""
+        if not isinstance(self.training_model, DistributedDataParallel):
+            return []
+        formed = self.training_model._get_ddp_logging_data()
+        sizes = formed.get("rebuilt_bucket_sizes") or formed["bucket_sizes"]
+        return gradient_traffic([int(size) for size in sizes.split(",")], self.world.size)
 
     def reduce_gradients(self) -> None:
         pass  # done inside backward

@@ -8,10 +8,12 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from tinyexp.accelerators.base import Accelerator
-from tinyexp.accelerators.gradients import average_gradients
+from tinyexp.accelerators.gradients import GradientAverager
 from tinyexp.parallel.apply import shard
 from tinyexp.parallel.mesh import Mesh
 from tinyexp.parallel.plan import PlanBuilder
+from tinyexp.parallel.report import Traffic, branch_traffic, gradient_traffic, total
+from tinyexp.parallel.schedule import ParallelBlocks
 from tinyexp.process import Axis
 
 
@@ -37,6 +39,7 @@ class TPAccelerator(Accelerator):
         self.activations = activations
         self._overlap_chunks = overlap_chunks
         self._build_plan = build_plan
+        self._averager: GradientAverager | None = None
 
     @property
     def replica(self) -> Axis:
@@ -55,12 +58,40 @@ class TPAccelerator(Accelerator):
             shard(model, self.mesh.device_mesh["tp"], plan)
         return model
 
+    def prepare(self, model: nn.Module) -> nn.Module:
+        training_model = super().prepare(model)
+        if self.world.size > 1:
+            groups = [
+                (parameter, self.mesh.group("dp") if name in self.parameters.cuts else self.replica_group)
+                for name, parameter in self.parameters.by_name.items()
+            ]
+            self._averager = GradientAverager(groups, replicas=self.replica.size)
+        return training_model
+
+    def traffic(self, residual_stream: tuple[int, int, int]) -> list[Traffic]:
+        """The exchanges of every sequence of parallel blocks, and the gradients' buckets."""
+        found = [
+            line
+            for blocks in self.model.modules()
+            if isinstance(blocks, ParallelBlocks)
+            for line in branch_traffic(
+                blocks.branches,
+                activations=self.activations,
+                tp_size=self.mesh.tp.size,
+                num_chunks=blocks.num_chunks,
+                shape=residual_stream,
+                itemsize=self.compute_dtype.itemsize,
+            )
+        ]
+        buckets = self._averager.buckets if self._averager is not None else []
+        for bucket in buckets:
+            found += gradient_traffic([bucket.nbytes], bucket.group.size() if bucket.group is not None else 1)
+        return total(found)
+
     def reduce_gradients(self) -> None:
         """A shard's gradient already holds the images of its whole tp group, and is summed over dp.
 
         A replicated parameter saw this replica's images only, and is summed over the replicas.
         """
-        if self.world.size == 1:
-            return
-        for sharded, group in ((True, self.mesh.group("dp")), (False, self.replica_group)):
-            average_gradients(self.parameters.of_kind(sharded=sharded), group, self.replica.size)
+        if self._averager is not None:
+            self._averager.finish()

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.distributed.tensor.debug import CommDebugMode
+from torch import Tensor, nn
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.cpu import CPUAccelerator
 from tinyexp.errors import NotEqual
+from tinyexp.parallel.report import Traffic, TrafficCounter
 from tinyexp.process import Axis, RandomStreams
 from tinyexp.training.loss import Criterion, Mixer
 from tinyexp.training.state import TrainState
@@ -61,7 +61,8 @@ class Steps:
     start: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     averages: dict[str, Tensor] = field(default_factory=dict)
-    collectives: int = 0  # of one forward and backward
+    planned: list[Traffic] = field(default_factory=list)  # of one forward, backward and reduction
+    counted: list[Traffic] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Subject:
     seed: int  # replica r draws from seed + r
     mixer: Mixer | None
     criterion: Criterion
-    collectives: int  # calls of one forward and backward that the plan promises
+    residual_stream: Callable[[nn.Module, int], tuple[int, int, int]]  # model, images -> (images, tokens, dim)
     is_noise: Callable[[str], bool]  # a weight whose gradient is zero in exact arithmetic, so that float32 leaves only rounding
 
 
@@ -112,8 +113,15 @@ def compare(accelerator: Accelerator, subject: Subject, cfg: VerifyCfg) -> list[
         Row(
             precision,
             "collectives too many or too few",
-            float(abs(mesh.collectives - subject.collectives)),
-            f"{mesh.collectives} counted, {subject.collectives} planned",
+            float(abs(_calls(mesh.counted) - _calls(mesh.planned))),
+            f"{_calls(mesh.counted)} counted, {_calls(mesh.planned)} planned",
+            0.0,
+        ),
+        Row(
+            precision,
+            "bytes sent too many or too few",
+            float(abs(_sent(mesh.counted) - _sent(mesh.planned))),
+            f"{_sent(mesh.counted):,} counted, {_sent(mesh.planned):,} planned",
             0.0,
         ),
     ]
@@ -145,11 +153,12 @@ def _steps_on_mesh(accelerator: Accelerator, subject: Subject, cfg: VerifyCfg) -
         accelerator.backward(loss)
         _update(state, steps, cfg)
     _keep_results(state, steps)
-    images, _ = _batch(accelerator, batches, subject)
-    with CommDebugMode() as counter:
-        accelerator.model(images).square().mean().backward()
+    with TrafficCounter() as counter:
+        loss, images = _loss(accelerator, batches, subject)
+        accelerator.backward(loss)
     accelerator.parameters.clear_gradients()
-    steps.collectives = counter.get_total_counts()
+    steps.planned = accelerator.traffic(subject.residual_stream(accelerator.model, len(images)))
+    steps.counted = counter.traffic
     return steps
 
 
@@ -207,6 +216,14 @@ def _keep_results(state: TrainState, steps: Steps) -> None:
     steps.weights = state.accelerator.whole_weights()
     if state.ema is not None:
         steps.averages = state.accelerator.whole_like_weights(state.ema.average)
+
+
+def _calls(traffic: Sequence[Traffic]) -> int:
+    return sum(line.calls for line in traffic)
+
+
+def _sent(traffic: Sequence[Traffic]) -> int:
+    return sum(line.sent_bytes for line in traffic)
 
 
 def _gap(first: Tensor, second: Tensor) -> float:

@@ -35,7 +35,7 @@ from tinyexp.models.vit.build import (
     deit_tiny_patch16_224,
 )
 from tinyexp.models.vit.convert import convert_fused_qkv_to_split, convert_split_qkv_to_fused
-from tinyexp.models.vit.plan import build_tp_parallelize_plan
+from tinyexp.models.vit.plan import build_tp_parallelize_plan, residual_stream
 from tinyexp.observability.log import RunLog, show_summary, write_summary
 from tinyexp.observability.plots import draw_curves
 from tinyexp.observability.wandb_log import WandbCfg
@@ -242,7 +242,7 @@ class VitTpExp(TinyExp):
         rows = []
         for precision in ("fp64", "fp32"):
             on_mesh = self._accelerator(precision)
-            rows += compare(on_mesh, self.subject(on_mesh), self.verify_cfg)
+            rows += compare(on_mesh, self.subject(), self.verify_cfg)
         return rows
 
     def build_state(self, accelerator: Accelerator) -> TrainState:
@@ -280,7 +280,7 @@ class VitTpExp(TinyExp):
         cfg = replace(self.accelerator_cfg, precision=precision, device=device)
         return cfg.build(Environment.read(), build_tp_parallelize_plan)
 
-    def subject(self, accelerator: Accelerator) -> Subject:
+    def subject(self) -> Subject:
         """This run as `verify` wants it: its loader over synthetic images, small batches, no loader processes."""
         loader_cfg = replace(
             self.dataloader_cfg,
@@ -300,7 +300,7 @@ class VitTpExp(TinyExp):
             seed=self.seed,
             mixer=mixer,
             criterion=criterion,
-            collectives=self.module_cfg.shape().depth * self.accelerator_cfg.collectives_a_block(accelerator.mesh.shape),
+            residual_stream=residual_stream,
             is_noise=lambda name: name.endswith("attn.k.bias"),  # softmax ignores what a key bias adds
         )
 

@@ -1,5 +1,6 @@
 """How a ViT of this folder is sharded. Read it beside `build`: every line is a module path of the model."""
 
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
@@ -27,6 +28,12 @@ def build_tp_parallelize_plan(
         "blocks.*.mlp.fc1": ColwiseShard(),
         "blocks.*.mlp.fc2": RowwiseShard(),
     }
+
+
+def residual_stream(model: nn.Module, images: int) -> tuple[int, int, int]:
+    """(images, tokens, dim) of what enters the first block."""
+    assert isinstance(model, VisionTransformer)
+    return images, model.patch_embed.num_patches + model.num_prefix_tokens, model.embed_dim
 
 
 def branches(block: nn.Module) -> tuple[Branch, Branch]:
