@@ -1,5 +1,6 @@
 """The command as a user meets it: one message for a mistake, in seconds, with no process started and nothing left behind."""
 
+import json
 import os
 import subprocess
 import sys
@@ -48,10 +49,10 @@ MISTAKES = {
     "unknown model": ([*TINY, "module_cfg.model_name=vit_huge"], 2, ["model_name='vit_huge'", "deit_small_patch16_224"]),
     "missing data": ([*SMOKE, "dataloader_cfg.fake_data=false", "dataloader_cfg.data_root=./nowhere"], 2, ["/nowhere/train"]),
     "processes that do not divide": ([*TINY, "accelerator_cfg.tp_size=3"], 2, ["tp_size=3 does not divide the 2 processes"]),
-    "heads that do not divide": (
-        [*SMOKE, "module_cfg.model_name=deit_tiny_patch16_224"],
+    "dropout over shards": (
+        [*SMOKE, "module_cfg.drop_rate=0.1"],
         2,
-        ["num_heads=3 is not divisible by accelerator_cfg.tp_size=2; sizes that work: 1, 3"],
+        ["module_cfg.drop_rate=0.1 needs accelerator_cfg.tp_size=1, this run has 2"],
     ),
     "no weights to evaluate": ([*TINY, "mode=eval"], 2, ["mode=eval has no weights", "module_cfg.pretrained_from"]),
     "missing weights": ([*TINY, "mode=eval", "module_cfg.pretrained_from=a.pth"], 2, ["no such file"]),
@@ -174,23 +175,35 @@ def test_bench_runs_in_float64(tmp_path, capsys):
     assert "effective_global_img/s=" in capsys.readouterr().out
 
 
-def test_bench_measures_tp_and_ddp_on_the_cpu(tmp_path):
-    for accelerator in ("tp", "ddp"):
-        done = command(
-            *TINY,
-            "mode=bench",
-            "launcher=local",
-            f"accelerator_cfg.accelerator={accelerator}",
-            "bench_cfg.warmup_steps=1",
-            "bench_cfg.measure_steps=2",
-            folder=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"bench[{accelerator} " in done.stdout
-        assert "batch/rank=8 step=" in done.stdout
-        assert "effective_global_img/s=" in done.stdout
-        assert "peak_mem/rank=not measured" in done.stdout
-        assert (tmp_path / "output/vit_tp_exp/bench.json").exists()
+def test_bench_measures_tp_and_ddp_at_both_equal_batches_and_counts_each_image_once(tmp_path):  # case A17
+    done = command(
+        *TINY,
+        "mode=bench",
+        "launcher=local",
+        "accelerator_cfg.activations=replicated",
+        "bench_cfg.warmup_steps=1",
+        "bench_cfg.measure_steps=2",
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "bench[tp dp=1 tp=2 replicated] batch/rank=8 step=" in done.stdout
+    assert "bench[ddp dp=2 tp=1] batch/rank=8 step=" in done.stdout
+    assert "bench[ddp dp=2 tp=1] batch/rank=4 step=" in done.stdout
+    runs = json.loads((tmp_path / "output/vit_tp_exp/bench.json").read_text())["runs"]
+    assert [run["global_batch"] for run in runs] == [8, 16, 8]
+    for run in runs:
+        for timing in (run["training_step"], run["forward_backward"]):
+            assert timing["images_per_s"] * timing["timed_s"] == pytest.approx(2 * run["global_batch"], rel=1e-9)
+        assert run["held_bytes"]["activations"] > 0
+        assert run["traffic"]
+
+
+def test_plan_starts_nothing_and_needs_no_device(capsys):
+    assert entry.run_command(VitTpExp, ["mode=plan", "ray_cfg.ray_num_worker=4"]) == 0
+    page = capsys.readouterr().out
+    for part in ("tp dp=1 tp=4 sharded, 4 processes", "128 of 512 are zeros", "all-gather", "a model of 22,050,664"):
+        assert part in page
+    assert not torch.distributed.is_initialized()
 
 
 def test_a_launcher_that_starts_processes_is_refused_inside_torchrun(monkeypatch, capsys):

@@ -51,7 +51,8 @@ class RecordedModuleCfg(ModuleCfg):
 
     def untouched(self) -> ModuleCfg:
         """The same model as a user's configuration builds it."""
-        return ModuleCfg(drop_path_rate=self.drop_path_rate, **SMALL.get(self.recorded, {}))  # pyright: ignore[reportArgumentType]
+        sizes = SMALL.get(self.recorded, {})
+        return ModuleCfg(drop_path_rate=self.drop_path_rate, class_token_tail=self.class_token_tail, **sizes)  # pyright: ignore[reportArgumentType]
 
     def build(self) -> VisionTransformer:
         """Draws nothing: the record's runs start from the bare seed."""

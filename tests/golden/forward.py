@@ -1,5 +1,6 @@
 """One forward and backward pass, and the groups of the optimizer, on a mesh."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from tests.golden.experiment import RecordedModuleCfg
 from tests.golden.jobs import MESHES, ONE_PROCESS, Job
 from tests.golden.record import Checksum, checksum, checksums, forward_batch, load
+from tinyexp.accelerators.base import Accelerator
 from tinyexp.examples.vit_tp_exp import LAYOUT
 from tinyexp.models.vit.build import deit_small_patch16_224
 from tinyexp.parallel.apply import Parameters
@@ -39,10 +41,10 @@ class ForwardCase(Job):
 
     def run(self, folder: Path) -> Passes:
         accelerator = self.mesh.build(self.dtype)
+        images, classes = (part.chunk(accelerator.replica.size)[accelerator.replica.rank] for part in forward_batch(self.model))
+        activations = self._activations(accelerator, images)
         model = RecordedModuleCfg(recorded=self.model, drop_path_rate=0.0).build()
         accelerator.prepare(model)
-        outputs = _outputs(model, list(self.recorded["activations"]))
-        images, classes = (part.chunk(accelerator.replica.size)[accelerator.replica.rank] for part in forward_batch(self.model))
         logits = accelerator.training_model(images.to(accelerator.dtype))
         loss = F.cross_entropy(logits, classes)
         accelerator.backward(loss)
@@ -52,11 +54,26 @@ class ForwardCase(Job):
             replica=accelerator.replica.rank,
             logits=logits.detach(),
             loss=loss.item(),
-            activations=outputs,
+            activations=activations,
             gradients=checksums(whole),
             small_gradients=whole if self.model == "golden_small" else {},
             gradient_norm=accelerator.gradient_norm().item(),
         )
+
+    @torch.no_grad()
+    def _activations(self, accelerator: Accelerator, images: Tensor) -> dict[str, Checksum]:
+        """The outputs of modules, the last block's for all tokens as the official one has them.
+
+        The branches of tensor-parallel blocks put out partial sums, so there only what enters and leaves the blocks is whole.
+        """
+        model = RecordedModuleCfg(recorded=self.model, drop_path_rate=0.0, class_token_tail=False).build()
+        accelerator.prepare(model)
+        names = {name: name for name in self.recorded["activations"]}
+        if accelerator.mesh.tp.size > 1:
+            names = {"patch_embed": "patch_embed", "blocks": list(names)[-1]}
+        found = _outputs(model, names)
+        accelerator.training_model(images.to(accelerator.dtype))
+        return found
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -102,7 +119,8 @@ def groups_cases() -> list[GroupsCase]:
     return [GroupsCase(mesh) for mesh in MESHES]
 
 
-def _outputs(model: nn.Module, names: list[str]) -> dict[str, Checksum]:
+def _outputs(model: nn.Module, names: Mapping[str, str]) -> dict[str, Checksum]:
+    """Checksums of the outputs of modules, filled by the next forward: module -> name of the checksum."""
     found: dict[str, Checksum] = {}
 
     def note(name: str) -> Any:
@@ -111,6 +129,6 @@ def _outputs(model: nn.Module, names: list[str]) -> dict[str, Checksum]:
 
         return hook
 
-    for name in names:
-        model.get_submodule(name).register_forward_hook(note(name))
+    for module, name in names.items():
+        model.get_submodule(module).register_forward_hook(note(name))
     return found

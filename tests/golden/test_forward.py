@@ -30,7 +30,9 @@ def test_every_module_puts_out_the_official_activations(forward_case: ForwardCas
         return  # the record has checksums of the whole batch, of which a replica sees a part
     mesh, dtype, bounds = forward_case.mesh.name, forward_case.dtype, BOUNDS[forward_case.dtype]
     for passes in found_by(forward_case):
-        found, recorded = passes.activations, forward_case.recorded["activations"]
+        found = passes.activations
+        recorded = {name: value for name, value in forward_case.recorded["activations"].items() if name in found}
+        assert len(recorded) == (2 if forward_case.mesh.num_ranks > 1 else len(forward_case.recorded["activations"]))
         worst.check(mesh, dtype, f"{forward_case.model}: activations, relative", of_norms(found, recorded), bounds.norm)
         worst.check(mesh, dtype, f"{forward_case.model}: sums of activations", of_sums(found, recorded), bounds.sum)
 

@@ -1,6 +1,8 @@
 """Choose and build the accelerator of a run."""
 
+import contextlib
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,13 +10,13 @@ import torch
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.cpu import CPUAccelerator
 from tinyexp.accelerators.ddp import DDPAccelerator
-from tinyexp.accelerators.process_group import open_process_group
+from tinyexp.accelerators.process_group import open_process_group, pretended_process_group
 from tinyexp.accelerators.tensor_parallel import TPAccelerator
 from tinyexp.errors import ConfigError, MachineError
 from tinyexp.parallel.mesh import MeshShape, build_mesh, mesh_shape
 from tinyexp.parallel.plan import PlanBuilder
 from tinyexp.parallel.schedule import ACTIVATION_LAYOUTS
-from tinyexp.process import Environment
+from tinyexp.process import Axis, Environment
 
 ACCELERATORS = ("tp", "ddp", "cpu")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64")
@@ -88,9 +90,17 @@ class AcceleratorCfg:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         open_process_group(environment, device, self.timeout_s)
-        precision = self.effective_precision(device.type)
-        world = environment.world
-        mesh = build_mesh(world, self.mesh_shape(world.size).tp, device.type)
+        return self._build(environment.world, device, device.type, build_plan)
+
+    @contextlib.contextmanager
+    def pretended(self, world_size: int, device_type: str, build_plan: PlanBuilder) -> Iterator[Accelerator]:
+        """Rank 0 of a mesh of `world_size` processes that do not exist, its tensors on the meta device: to ask, not to train."""
+        with pretended_process_group(world_size):
+            yield self._build(Axis(0, world_size), torch.device("meta"), device_type, build_plan)
+
+    def _build(self, world: Axis, device: torch.device, device_type: str, build_plan: PlanBuilder) -> Accelerator:
+        precision = self.effective_precision(device_type)
+        mesh = build_mesh(world, self.mesh_shape(world.size).tp, "cpu" if device.type == "meta" else device.type)
         match self.accelerator:
             case "cpu":
                 return CPUAccelerator(device=device, precision=precision)

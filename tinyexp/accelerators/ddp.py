@@ -25,14 +25,15 @@ class DDPAccelerator(Accelerator):
         return dist.group.WORLD if self.world.size > 1 else None
 
     def place(self, model: nn.Module) -> nn.Module:
-        if self.world.size == 1:
+        if self.world.size == 1 or self.device.type == "meta":
             return model
         return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
 
     def traffic(self, residual_stream: tuple[int, int, int]) -> list[Traffic]:
-        """The gradients, in the buckets that torch formed; it forms them anew in the second step."""
+        """The gradients, in the buckets that torch formed; it forms them anew in the second step, and before the first there
+        is one."""
         if not isinstance(self.training_model, DistributedDataParallel):
-            return []
+            return gradient_traffic([sum(each.nbytes for each in self.parameters.by_name.values())], self.world.size)
         formed = self.training_model._get_ddp_logging_data()
         sizes = formed.get("rebuilt_bucket_sizes") or formed["bucket_sizes"]
         return gradient_traffic([int(size) for size in sizes.split(",")], self.world.size)

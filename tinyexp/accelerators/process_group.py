@@ -1,6 +1,8 @@
 """Open and close torch's process group from what the launcher told this process."""
 
+import contextlib
 import datetime
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -46,3 +48,16 @@ def close_process_group() -> None:
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def pretended_process_group(world_size: int) -> Iterator[None]:
+    """This process as rank 0 of `world_size`, whose collectives send nothing: for meshes and plans without processes."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # torch 2.14.1 has no public name for it
+
+    if world_size > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        close_process_group()

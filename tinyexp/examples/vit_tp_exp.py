@@ -14,13 +14,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.config import AcceleratorCfg
 from tinyexp.accelerators.ema import EmaCfg
-from tinyexp.bench.throughput import BenchCfg, measure_training_step
+from tinyexp.bench.comparison import runs_to_compare, show_comparison
+from tinyexp.bench.plan import plan_page
+from tinyexp.bench.throughput import BenchCfg, BenchResult, measure_training_step
 from tinyexp.bench.verify import Row, Subject, VerifyCfg, compare, show_rows
 from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
 from tinyexp.errors import ConfigError
@@ -76,7 +79,7 @@ LAYOUT = OfficialLayout(to_official=convert_split_qkv_to_fused, from_official=co
 class VitTpExp(TinyExp):
     """DeiT-S on ImageNet: trained, evaluated and measured under tensor parallelism."""
 
-    modes: ClassVar[tuple[str, ...]] = ("train", "eval", "bench", "verify")
+    modes: ClassVar[tuple[str, ...]] = ("train", "eval", "bench", "verify", "plan")
 
     launcher: str = "ray"  # ray: Ray starts the processes; local: this command does; mp: it is one rank of torchrun or by hand
     epochs: int = 300  # passes over the sampler's selection; DeiT main.py --epochs
@@ -142,7 +145,7 @@ class VitTpExp(TinyExp):
 
     def run(self) -> Any:
         """One rank's whole run. Returns what rank 0 shows in `report`."""
-        accelerator = self._accelerator(self.accelerator_cfg.precision)
+        accelerator = self._accelerator(self.accelerator_cfg)
         result = getattr(self, self.mode)(accelerator)
         accelerator.close()
         return result
@@ -217,31 +220,36 @@ class VitTpExp(TinyExp):
             write_summary(self.run_folder, row, name="eval.json")
         return row
 
-    def bench(self, accelerator: Accelerator) -> dict[str, Any]:
-        """The speed of a whole training step, in one line and in `bench.json`."""
-        state = self.build_state(accelerator)
-        batch, size = self.dataloader_cfg.train_batch_size_per_device, self.dataloader_cfg.input_size
+    def bench(self, accelerator: Accelerator) -> list[BenchResult]:
+        """Speed, memory and traffic of a whole training step, beside data parallelism, also in `bench.json`."""
+        runs = [(self.accelerator_cfg, self.dataloader_cfg.train_batch_size_per_device)]
+        if self.bench_cfg.against_ddp:
+            multiple_of = 2 if self.loss_cfg.mixes else 1
+            runs = runs_to_compare(accelerator.mesh.shape, *runs[0], multiple_of=multiple_of)
+        results = [self._measure(cfg, batch) for cfg, batch in runs]
+        if accelerator.is_main:
+            write_summary(self.run_folder, {"runs": [result.record() for result in results]}, name="bench.json")
+        return results
+
+    def _measure(self, cfg: AcceleratorCfg, batch: int) -> BenchResult:
+        accelerator, size = self._accelerator(cfg), self.dataloader_cfg.input_size
         mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
-        result = measure_training_step(
-            state,
+        return measure_training_step(
+            self.build_state(accelerator),
             torch.randn(batch, 3, size, size, device=accelerator.device, dtype=accelerator.dtype),
             torch.randint(self.module_cfg.num_classes, (batch,), device=accelerator.device),
             cfg=self.bench_cfg,
             criterion=criterion,
             mixer=mixer,
             clip_grad=self.optimizer_cfg.clip_grad,
-            label=self.accelerator_cfg.label(accelerator.mesh.shape),
+            label=cfg.label(accelerator.mesh.shape),
         )
-        if accelerator.is_main:
-            print(result.line(), flush=True)
-            write_summary(self.run_folder, result.record(), name="bench.json")
-        return result.record()
 
     def verify(self, accelerator: Accelerator) -> list[Row]:
         """Steps of this run on synthetic images, on the mesh and on one process, in float64 and float32."""
         rows = []
         for precision in ("fp64", "fp32"):
-            on_mesh = self._accelerator(precision)
+            on_mesh = self._accelerator(replace(self.accelerator_cfg, precision=precision))
             rows += compare(on_mesh, self.subject(), self.verify_cfg)
         return rows
 
@@ -272,13 +280,27 @@ class VitTpExp(TinyExp):
         """Close a training run with a table of what was reached and where it lies, a verification with its verdict."""
         if self.mode == "train":
             show_summary(self.exp_name, result)
+        elif self.mode == "bench":
+            show_comparison(result)
         elif self.mode == "verify":
             show_rows(result)
 
-    def _accelerator(self, precision: str) -> Accelerator:
-        device = self.accelerator_cfg.device if self.ray_cfg.ray_num_gpus_per_worker else "cpu"
-        cfg = replace(self.accelerator_cfg, precision=precision, device=device)
-        return cfg.build(Environment.read(), build_tp_parallelize_plan)
+    @property
+    def starts_processes(self) -> bool:
+        return self.mode != "plan"
+
+    def preview(self) -> str:
+        """`mode=plan`: what this run would shard, send and hold."""
+        device_type = "cuda" if self.ray_cfg.ray_num_gpus_per_worker and self.accelerator_cfg.device != "cpu" else "cpu"
+        with self.accelerator_cfg.pretended(self.num_processes() or 1, device_type, build_tp_parallelize_plan) as accelerator:
+            accelerator.prepare(self._on_meta())
+            stream = residual_stream(accelerator.model, self.dataloader_cfg.train_batch_size_per_device)
+            label = self.accelerator_cfg.label(accelerator.mesh.shape)
+            return plan_page(accelerator, accelerator.traffic(stream), label=label, averaged=self.ema_cfg.model_ema)
+
+    def _accelerator(self, cfg: AcceleratorCfg) -> Accelerator:
+        device = cfg.device if self.ray_cfg.ray_num_gpus_per_worker else "cpu"
+        return replace(cfg, device=device).build(Environment.read(), build_tp_parallelize_plan)
 
     def subject(self) -> Subject:
         """This run as `verify` wants it: its loader over synthetic images, small batches, no loader processes."""
@@ -340,6 +362,8 @@ class VitTpExp(TinyExp):
             f"{global_batch} / 512 = {self.optimizer_cfg.scaled_lr(global_batch):g}; "
             f"{num_steps} steps an epoch, {self.epochs} epochs",
         ]
+        if padding := accelerator.parameters.padding():
+            lines.append(f"filled up with zeros, so that {accelerator.mesh.tp.size} ranks hold equal parts: {padding}")
         if fallback := self.redis_cfg.fallback():
             lines.append(f"WARNING: {fallback}")
         if departing := self.departures():
@@ -360,9 +384,19 @@ class VitTpExp(TinyExp):
             shape = self.accelerator_cfg.mesh_shape(num_processes)
         except ConfigError as error:
             return [str(error)]
+        model = self._on_meta()
+        found = plan_problems(model, build_tp_parallelize_plan(model), shape.tp)
+        if self.module_cfg.drop_rate and shape.tp > 1:
+            found.append(
+                f"module_cfg.drop_rate={self.module_cfg.drop_rate} needs accelerator_cfg.tp_size=1, this run has {shape.tp}: "
+                "dropout inside a shard draws other masks than one process; DeiT trains with 0 and with drop_path_rate"
+            )
+        return found
+
+    def _on_meta(self) -> VisionTransformer:
+        """The model without memory for its weights."""
         with torch.device("meta"):
-            model = self.module_cfg.build()
-        return plan_problems(model, build_tp_parallelize_plan(model), shape.tp)
+            return self.module_cfg.build()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class TinyExp(ABC):
         """Raises: ConfigError that lists everything that cannot work here, before any process starts; MachineError where only
         the machine lacks something."""
         found = self.problems()
-        if self.launcher == "ray":
+        if self.launcher == "ray" and self.starts_processes:
             try:
                 check_resources(self.ray_cfg)
             except MachineError as error:
@@ -70,6 +70,15 @@ class TinyExp(ABC):
     def departures(self) -> list[str]:
         """Where this run departs from the published recipe that the experiment follows, one line each, for `mode=help`."""
         return []
+
+    @property
+    def starts_processes(self) -> bool:
+        """Whether the mode runs at all; where it does not, `preview` is what it shows."""
+        return True
+
+    def preview(self) -> str:
+        """The page of a mode that starts no process."""
+        raise NotImplementedError
 
     @abstractmethod
     def run(self) -> Any:

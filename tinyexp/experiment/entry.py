@@ -44,6 +44,9 @@ def run_command(exp_class: type[TinyExp], arguments: Sequence[str]) -> int:
             print(help_page(exp_class, overrides, experiment.departures()))
             return 0
         experiment.validate()
+        if not experiment.starts_processes:
+            print(experiment.preview())
+            return 0
         _launch(experiment, partial(run_rank, exp_class.__module__, exp_class.__qualname__, plain))
         return 0
     except TinyExpError as error:

@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from tinyexp.errors import ConfigError
 from tinyexp.parallel.check import plan_problems
 from tinyexp.parallel.cut import Cut
-from tinyexp.parallel.plan import Plan
+from tinyexp.parallel.plan import Plan, pattern_of
 from tinyexp.parallel.styles import ShardedLinear
 
 
@@ -56,6 +56,15 @@ class Parameters:
     def num_whole(self) -> int:
         """Trainable numbers of the whole model."""
         return sum(self.whole_shape(name).numel() for name in self.by_name)
+
+    def padding(self) -> str:
+        """What is filled up with zeros, the names of all blocks as one; empty where everything divides."""
+        found = {
+            pattern_of(name): f"{cut.size} to {cut.padded}"
+            for name, cut in self.cuts.items()
+            if cut.padded > cut.size and name.endswith("weight")
+        }
+        return ", ".join(f"{pattern} from {sizes}" for pattern, sizes in found.items())
 
     def clear_gradients(self) -> None:
         for parameter in self.by_name.values():

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from tinyexp.parallel.plan import Plan, matches
+from tinyexp.parallel.plan import Plan, matches, pattern_of
 from tinyexp.parallel.styles import ColwiseShard, LinearStyle, ParallelBranches, RowwiseShard
 
 
@@ -19,7 +19,7 @@ def plan_problems(model: nn.Module, plan: Plan, tp_size: int) -> list[str]:
 def _unmatched(model: nn.Module, plan: Plan) -> Iterator[str]:
     for pattern in plan:
         if not matches(model, pattern):
-            known = sorted({_pattern_of(name) for name, _ in model.named_modules() if name})
+            known = sorted({pattern_of(name) for name, _ in model.named_modules() if name})
             near = difflib.get_close_matches(pattern, known, n=1, cutoff=0.0)
             yield f"plan path {pattern} matches no module; nearest: {near[0] if near else 'none, the model has no modules'}"
 
@@ -55,7 +55,3 @@ def _unpaired(plan: Plan) -> Iterator[str]:
     for stream in streams:
         if not any(parent.startswith(f"{stream}.") for parent in columns & rows):
             yield f"{stream}: ParallelBranches without a ColwiseShard and a RowwiseShard below it; each rank would add the whole"
-
-
-def _pattern_of(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))

@@ -15,6 +15,11 @@ class PlanBuilder(Protocol):
     def __call__(self, model: nn.Module, *, activations: str, overlap_chunks: int) -> Plan: ...
 
 
+def pattern_of(name: str) -> str:
+    """The path that stands for a module or parameter and for its like in the other blocks: `blocks.*.attn`."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
 def matches(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     """The modules that a path of a plan names, by full name. `*` stands for any one name: `blocks.*.attn`."""
     wanted = pattern.split(".")

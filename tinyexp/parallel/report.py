@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,9 +27,13 @@ OPERATIONS = {
     "allreduce_": ALL_REDUCE,
     "_allgather_base_": ALL_GATHER,
     "_reduce_scatter_base_": REDUCE_SCATTER,
+    "all_reduce": ALL_REDUCE,  # from here on those that DTensor calls
+    "all_gather_into_tensor": ALL_GATHER,
+    "reduce_scatter_tensor": REDUCE_SCATTER,
     "broadcast_": BROADCAST,  # DistributedDataParallel orders its buckets in the second step
     "alltoall_base_": REDUCE_SCATTER,  # how gloo's is done, see `collectives`
 }
+SENDS_NOTHING = ("wait_tensor", "_wrap_tensor_autograd")
 
 
 @dataclass(frozen=True)
@@ -100,16 +106,23 @@ class TrafficCounter(TorchDispatchMode):
         return sum(line.calls for line in self._seen)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func.namespace == "c10d":
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor calls what it needs on plain tensors, and those calls come here
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional") and func._opname not in SENDS_NOTHING:
             kind = OPERATIONS.get(func._opname)
             assert kind is not None, f"a collective that this project does not use: {func}"
-            group = next(dist.ProcessGroup.unbox(value) for value in args if _is_group(value))
-            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-            # The larger of input and output is the whole tensor, in all three kinds.
-            whole = max(tensor.nbytes for tensor in tensors)
+            group = next(group for group in map(_as_group, args) if group is not None)
+            # The larger of input and output is the whole tensor, in all kinds.
+            whole = max(leaf.nbytes for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor))
             self._seen.append(Traffic(kind, 1, sent_bytes(kind, whole, group.size())))
-        return func(*args, **(kwargs or {}))
+        return result
 
 
-def _is_group(value: object) -> bool:
-    return type(value).__name__ == "ScriptObject" and "ProcessGroup" in str(value._type())  # pyright: ignore[reportAttributeAccessIssue]
+def _as_group(argument: object) -> dist.ProcessGroup | None:
+    """The group that an argument stands for: c10d's operations take a boxed one, the functional ones its name."""
+    if isinstance(argument, str) and argument.isdecimal():
+        return dist.distributed_c10d._resolve_process_group(argument)  # pyright: ignore[reportArgumentType]
+    if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+        return dist.ProcessGroup.unbox(argument)
+    return None
