@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor.debug import CommDebugMode
 
 from tests.golden.experiment import experiment_of, recorded_world
 from tests.golden.jobs import Job
 from tests.golden.record import forward_batch
 from tests.golden.recorder import Recorder
+from tinyexp.parallel.report import TrafficCounter
 from tinyexp.training.epoch import train_step
 from tinyexp.training.state import TrainState
 
@@ -61,6 +61,6 @@ class AverageCase(Job):
 
 def _collectives_of_a_step(state: TrainState) -> dict[str, int]:
     images, classes = forward_batch("golden_small")
-    with CommDebugMode() as counter:
+    with TrafficCounter() as counter:
         train_step(state, images.to(state.accelerator.dtype), classes, criterion=torch.nn.CrossEntropyLoss())
-    return {str(operation): count for operation, count in counter.get_comm_counts().items()}
+    return {line.kind: line.calls for line in counter.traffic}

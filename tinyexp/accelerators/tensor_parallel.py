@@ -12,7 +12,7 @@ from tinyexp.accelerators.gradients import GradientAverager
 from tinyexp.parallel.apply import shard
 from tinyexp.parallel.mesh import Mesh
 from tinyexp.parallel.plan import PlanBuilder
-from tinyexp.parallel.report import Traffic, branch_traffic, gradient_traffic, total
+from tinyexp.parallel.report import Traffic, branch_traffic, gradient_traffic, on_gloo, total
 from tinyexp.parallel.schedule import ParallelBlocks
 from tinyexp.process import Axis
 
@@ -83,6 +83,8 @@ class TPAccelerator(Accelerator):
                 itemsize=self.compute_dtype.itemsize,
             )
         ]
+        if found and dist.get_backend(self.mesh.group("tp")) == "gloo":
+            found = on_gloo(found, self.mesh.tp.size)
         buckets = self._averager.buckets if self._averager is not None else []
         for bucket in buckets:
             found += gradient_traffic([bucket.nbytes], bucket.group.size() if bucket.group is not None else 1)

@@ -13,7 +13,8 @@ wire, in backward too: autograd walks nodes in the reverse order of their creati
 forward arrived, and arrives where it departed, with the gradients of the same work in between.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,23 +99,48 @@ class _Arrive(torch.autograd.Function):
 def _all_gather(rows: Tensor, group: ProcessGroup) -> Pending:
     """(B, ...) of this rank -> (group size * B, ...), the ranks' images in rank order."""
     rows = rows.contiguous()
-    gathered = rows.new_empty((group.size() * rows.shape[0], *rows.shape[1:]))
-    work = dist.all_gather_single(gathered, rows, group=group, async_op=True)
-    return _when_done(work, gathered, rows)
+    gathered = rows.new_empty((group.size(), *rows.shape))
+    if dist.get_backend(group) == "gloo":
+        arrived = _swap([rows] * group.size(), gathered, group)
+    else:
+        arrived = _when_done(dist.all_gather_single(gathered, rows, group=group, async_op=True), gathered, rows)
+    return lambda: arrived().flatten(0, 1)
 
 
 def _reduce_scatter(rows: Tensor, group: ProcessGroup) -> Pending:
     """(group size * B, ...) partial sums -> (B, ...), the sum over the group of this rank's images."""
     rows = rows.contiguous()
-    mine = (rows.shape[0] // group.size(), *rows.shape[1:])
-    if dist.get_backend(group) != "gloo":
-        reduced = rows.new_empty(mine)
-        work = dist.reduce_scatter_single(reduced, rows, group=group, async_op=True)
-        return _when_done(work, reduced, rows)
-    # gloo's reduce-scatter is an all-reduce inside and sends every row to every rank; exchanging the parts sends half of that.
-    parts = torch.empty_like(rows)
-    arrived = _when_done(dist.all_to_all_single(parts, rows, group=group, async_op=True), parts, rows)
-    return lambda: arrived().view(group.size(), *mine).sum(0)
+    parts = rows.unflatten(0, (group.size(), -1))
+    if dist.get_backend(group) == "gloo":
+        arrived = _swap(parts, torch.empty_like(parts), group)
+        return lambda: arrived().sum(0)
+    reduced = torch.empty_like(parts[0])
+    return _when_done(dist.reduce_scatter_single(reduced, rows, group=group, async_op=True), reduced, rows)
+
+
+def _swap(outgoing: Sequence[Tensor] | Tensor, incoming: Tensor, group: ProcessGroup) -> Pending:
+    """Send outgoing[r] to each rank r, and receive incoming[r] from it.
+
+    gloo's own all-to-all and gather post the receive after the send, which then waits behind what is being sent the other way:
+    they use the wire one direction at a time. Its reduce-scatter is an all-reduce, and sends everything to everyone.
+    """
+    mine = group.rank()
+    peers = [rank for rank in range(group.size()) if rank != mine]
+    tag = next(_tags.setdefault(group.group_name, itertools.count()))  # of the exchange, the same on every rank
+    received = [dist.irecv(incoming[peer], group=group, group_src=peer, tag=tag) for peer in peers]
+    sent = [dist.isend(outgoing[peer], group=group, group_dst=peer, tag=tag) for peer in peers]
+    incoming[mine].copy_(outgoing[mine])
+
+    def wait() -> Tensor:
+        for work in (*received, *sent):
+            assert work is not None, "this process is not in the group"
+            work.wait()
+        return incoming
+
+    return wait
+
+
+_tags: dict[str, Iterator[int]] = {}  # by group
 
 
 def _all_reduce(values: Tensor, group: ProcessGroup) -> Pending:

@@ -5,7 +5,7 @@ Bytes are those that one rank puts on the wire. With n ranks in a group and S by
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tinyexp.parallel.schedule import Branch
 
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "broadcast"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND = "all-reduce", "all-gather", "reduce-scatter", "broadcast", "send"
 TRIPS = {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1, BROADCAST: 1}  # how often (n - 1) / n of the whole tensor is sent
 BRANCH_TRAFFIC = {  # of entering and leaving a branch, in forward and backward together
     "sharded": ((ALL_GATHER, REDUCE_SCATTER), (REDUCE_SCATTER, ALL_GATHER)),
@@ -31,9 +31,9 @@ OPERATIONS = {
     "all_gather_into_tensor": ALL_GATHER,
     "reduce_scatter_tensor": REDUCE_SCATTER,
     "broadcast_": BROADCAST,  # DistributedDataParallel orders its buckets in the second step
-    "alltoall_base_": REDUCE_SCATTER,  # how gloo's is done, see `collectives`
+    "send": SEND,
 }
-SENDS_NOTHING = ("wait_tensor", "_wrap_tensor_autograd")
+SENDS_NOTHING = ("recv_", "wait_tensor", "_wrap_tensor_autograd")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Traffic:
 def branch_traffic(
     branches: Sequence[Branch], *, activations: str, tp_size: int, num_chunks: int, shape: tuple[int, int, int], itemsize: int
 ) -> list[Traffic]:
-    """What one forward and backward send around the branches.
+    """What one forward and backward send around the branches, by collective; gloo's are made of sends, see `on_gloo`.
 
     `shape` is the residual stream on one rank, (images, tokens, dim); `itemsize` the bytes of a number in the compute dtype.
     """
@@ -65,6 +65,14 @@ def branch_traffic(
                 size = images_of_group * moved * dim * itemsize
                 found.append(Traffic(kind, min(num_chunks, images), sent_bytes(kind, size, tp_size), "activations"))
     return total(found)
+
+
+def on_gloo(traffic: Iterable[Traffic], group_size: int) -> list[Traffic]:
+    """The same where each gather and reduce-scatter is one send to each other rank (see `collectives`)."""
+    swapped = (ALL_GATHER, REDUCE_SCATTER)
+    return total(
+        replace(line, kind=SEND, calls=line.calls * (group_size - 1)) if line.kind in swapped else line for line in traffic
+    )
 
 
 def gradient_traffic(bucket_bytes: Iterable[int], group_size: int) -> list[Traffic]:
@@ -115,7 +123,7 @@ class TrafficCounter(TorchDispatchMode):
             group = next(group for group in map(_as_group, args) if group is not None)
             # The larger of input and output is the whole tensor, in all kinds.
             whole = max(leaf.nbytes for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor))
-            self._seen.append(Traffic(kind, 1, sent_bytes(kind, whole, group.size())))
+            self._seen.append(Traffic(kind, 1, whole if kind == SEND else sent_bytes(kind, whole, group.size())))
         return result
 
 
