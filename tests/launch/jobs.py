@@ -176,6 +176,7 @@ def main() -> None:
     from tinyexp.errors import TinyExpError
     from tinyexp.launch.external import run_external
     from tinyexp.launch.local import run_local
+    from tinyexp.launch.ray_resources import ANY_NODE, NodeGroup
     from tinyexp.launch.ray_workers import RayCfg, run_ray
 
     logging.basicConfig(format="%(levelname)s %(message)s")
@@ -183,7 +184,8 @@ def main() -> None:
     note_pid()
     try:
         if launcher == "ray":
-            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])))
+            group = NodeGroup(int(sys.argv[4]), "the key of the test") if len(sys.argv) > 4 else ANY_NODE
+            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])), group=group)
         else:
             found = run_external(job) if launcher == "external" else run_local(job, 2, start_method=launcher)
     except TinyExpError as error:

@@ -27,3 +27,12 @@ def test_a_request_is_told_with_its_total():
 
 def test_a_resource_that_a_cluster_lacks_is_0():
     assert amounts({"CPU": 2.0, "memory": 1e9}) == "2 CPUs, 0 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("bundle", "num_workers", "cpus", "gpus"),
+    [(Bundle(12, 1.0), 2, 24, 2), (Bundle(1, 0.5), 2, 2, 1.0), (Bundle(1, 0.5), 3, 3, 2), (Bundle(1, 0.6), 3, 3, 3)],
+)
+def test_workers_that_share_a_node_ask_for_whole_gpus(bundle, num_workers, cpus, gpus):
+    assert bundle.resources(num_workers) == {"CPU": cpus, "GPU": gpus}
+    assert Bundle(2).resources(3) == {"CPU": 6}

@@ -12,10 +12,10 @@ from tinyexp.accelerators.ddp import DDPAccelerator
 from tinyexp.accelerators.process_group import open_process_group
 from tinyexp.accelerators.tensor_parallel import TPAccelerator
 from tinyexp.errors import ConfigError, MachineError
-from tinyexp.parallel.mesh import MeshShape, build_mesh, mesh_shape
+from tinyexp.parallel.mesh import MeshShape, build_mesh, divisors, mesh_shape
 from tinyexp.parallel.plan import Plan
 from tinyexp.parallel.styles import ACTIVATION_LAYOUTS
-from tinyexp.process import Environment
+from tinyexp.process import Environment, host_name
 
 ACCELERATORS = ("tp", "ddp", "cpu")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64")
@@ -31,6 +31,9 @@ class AcceleratorCfg:
     activations: str = "sharded"  # sharded: every rank reads its own images; replicated: a tp group reads the same ones
     precision: str = "auto"  # auto: fp16 autocast on CUDA as DeiT, fp32 on CPU; or fp32, bf16, fp16, fp64
     device: str = "auto"  # auto: CUDA where the machine has it, else cpu; or cpu, cuda
+    tp_across_nodes: bool = (
+        False  # true: a tensor-parallel group may reach over several machines, whose network it then waits for
+    )
     timeout_s: float = 300.0  # seconds a collective waits for a rank that does not come
 
     def problems(self) -> list[str]:
@@ -86,8 +89,13 @@ class AcceleratorCfg:
         """Accelerator, mesh and, where a group shares a model, its layout: "tp dp=1 tp=2 sharded"."""
         return f"{self.accelerator} {shape}" + (f" {self.activations}" if shape.tp > 1 else "")
 
+    def ranks_on_one_node(self) -> int:
+        """How many consecutive ranks a launcher must not spread over nodes; 0: all ranks of the run."""
+        return self.tp_size if self.accelerator == "tp" and not self.tp_across_nodes else 1
+
     def build(self, environment: Environment, build_plan: Callable[[str], Plan]) -> Accelerator:
         """Join the process group and build this rank's accelerator. Every rank must call it."""
+        self._check_nodes(environment)
         device = self._device(environment)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -109,6 +117,17 @@ class AcceleratorCfg:
                     activations=self.activations,
                     build_plan=build_plan,
                 )
+
+    def _check_nodes(self, environment: Environment) -> None:
+        world, ranks_here = environment.world, environment.local.size
+        tp = self.mesh_shape(world.size).tp
+        if not self.tp_across_nodes and not environment.holds_group(tp):
+            fitting = ", ".join(map(str, divisors(ranks_here)))
+            raise MachineError(
+                f"accelerator_cfg.tp_size={self.tp_size}: the {tp} ranks of a tensor-parallel group would be spread over nodes; "
+                f"node {host_name()} has {ranks_here} of the {world.size} ranks. Use accelerator_cfg.tp_size={fitting}, "
+                "other numbers of ranks, or accelerator_cfg.tp_across_nodes=true where their network is fast enough"
+            )
 
     def _device(self, environment: Environment) -> torch.device:
         """One CUDA device a rank, never shared; the CPU where there is none or where it is asked for."""
