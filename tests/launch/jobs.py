@@ -106,6 +106,29 @@ def sleep_noted() -> None:
     time.sleep(100)
 
 
+def lose_rank_1() -> None:
+    """Rank 1 and all that it has started are gone at once, as when its node is lost."""
+    import torch
+    import torch.distributed as dist
+
+    if join_group() == 1:
+        time.sleep(1)  # for the watch to be set up
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(1))
+
+
+def wait_for_rank_1() -> None:
+    """Rank 1 keeps the other waiting."""
+    import torch
+    import torch.distributed as dist
+
+    rank = join_group()
+    print("asleep", flush=True)
+    if rank == 1:
+        time.sleep(100)
+    dist.all_reduce(torch.zeros(1))
+
+
 def sleep_long() -> None:
     note_pid()
     print("asleep", flush=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tinyexp.launch.node_watch import NodeWatch
 from tinyexp.launch.rendezvous import meet_across_nodes, stay_on_loopback
 from tinyexp.launch.supervise import ECHO_S
 from tinyexp.launch.worker import Failure, die_with_parent, leave, limit_threads, run_as_rank, write_whole_lines
@@ -33,7 +34,9 @@ def run_external(fn: Callable[[], Any]) -> list[Any]:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     limit_threads(threads_per_rank(environment.local.size))
     write_whole_lines()
+    watch = NodeWatch(environment)
     outcome = run_as_rank(fn, environment.world.rank)
+    watch.say_goodbye()
     if outcome.failure is None:
         leave(0)
     _explain(outcome.failure, environment)

@@ -25,7 +25,7 @@ from tinyexp.launch.worker import write_whole_lines
 TOKEN_BYTES = 32
 GREETING = struct.Struct(f"!{TOKEN_BYTES}sBI")  # token, descriptor, rank
 CONNECT_S = 30.0
-SILENCE_S = 20  # of a machine, after which its connections count as lost
+SILENCE_S = 15  # of a machine, after which its connections count as lost
 UNFINISHED_S = 0.2  # after this a line without an end is printed too: a progress bar
 STDOUT, STDERR = 1, 2
 
@@ -123,10 +123,9 @@ def notice_silence(link: socket.socket) -> None:
     """Have the kernel end the connection when its other machine has said nothing, not even on being asked, for SILENCE_S."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
-        probes = 4
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // probes)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // probes)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes - 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 3)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)  # where text was on its way
 
 
