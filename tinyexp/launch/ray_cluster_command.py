@@ -8,6 +8,7 @@ Start it on every machine, with the machine's own rank. The command runs on node
 
 import argparse
 import contextlib
+import math
 import os
 import secrets
 import signal
@@ -25,7 +26,7 @@ from tinyexp.errors import ConfigError, MachineError, TinyExpError
 from tinyexp.launch.output import SILENCE_S
 from tinyexp.launch.ray_cluster import OBJECT_STORE_BYTES, SETTINGS, joined_cluster, private_folder
 from tinyexp.launch.rendezvous import source_address
-from tinyexp.launch.supervise import POLL_S, StopRequest
+from tinyexp.launch.supervise import GRACE_S, POLL_S, StopRequest
 from tinyexp.launch.worker import die_with_parent
 from tinyexp.process import host_name
 
@@ -85,7 +86,7 @@ def parse(arguments: Sequence[str]) -> tuple[Node, list[str]]:
     parser.add_argument("--node-rank", type=int, required=True, help="of this machine, from 0; the command runs on 0")
     parser.add_argument("--head-addr", required=True, metavar="HOST[:PORT]", help=f"of machine 0; the port is {PORT} by default")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="seconds to wait for the other machines; default 300")
-    parser.add_argument("command", nargs="+", metavar="-- command", help="with its arguments, after --")
+    parser.add_argument("command", nargs="+", help="and its arguments, after --")
     found = parser.parse_args(arguments)
     head, problems = _address(found.head_addr), []
     if found.node_count < 1:
@@ -118,7 +119,7 @@ def lead(node: Node, command: Sequence[str], stop: StopRequest) -> int:
 
 
 def follow(node: Node, stop: StopRequest) -> int:
-    """Be part of the cluster until its head ends."""
+    """Be part of the cluster until its head ends; after a signal, for GRACE_S at most, after a second one no longer."""
     deadline = time.monotonic() + node.timeout_s
     while not (head := _answers(node.head)):
         stop.raise_if_asked()
@@ -132,21 +133,23 @@ def follow(node: Node, stop: StopRequest) -> int:
     # by IP address: gRPC's own resolver does not know every name that this machine knows (Ray 2.60)
     settings = [f"--address={Address(head, node.head.port)}"]
     with private_folder() as folder, _ray(settings, source_address(head), folder) as ray:
-        heard = time.monotonic()
-        while not stop.count:
+        heard, leave_at = time.monotonic(), math.inf
+        while stop.count < 2 and time.monotonic() < leave_at:
+            if stop.count and leave_at == math.inf:  # a job that is cancelled is so on all nodes: let the ranks here save first
+                leave_at = time.monotonic() + GRACE_S
             ray.raise_if_ended()
             try:
                 socket.create_connection((node.head.host, node.head.port), timeout=CONNECT_S).close()
                 heard = time.monotonic()
             except ConnectionRefusedError:
-                return 0  # it has ended
+                break  # it has ended
             except OSError as error:
                 if time.monotonic() > heard + SILENCE_S:
                     raise MachineError(
                         f"the head of the cluster, {node.head}, is lost: it has not answered for {SILENCE_S} s ({error})"
                     ) from None
             time.sleep(1.0)
-        stop.raise_if_asked()
+    stop.raise_if_asked()
     return 0
 
 
@@ -181,9 +184,10 @@ def _ray(settings: Sequence[str], address: str, folder: Path) -> Iterator[RayPro
     """Ray on this machine, whose processes end with the block, by the guard of the folder if not by themselves."""
     program = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--temp-dir={folder / 'r'}"]
     program += [f"--node-ip-address={address}", f"--object-store-memory={OBJECT_STORE_BYTES}", *settings]
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | SETTINGS
     with (folder / "start.log").open("wb") as log:
         process = subprocess.Popen(
-            program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | SETTINGS, start_new_session=True
+            program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables, start_new_session=True
         )
     try:
         yield RayProcess(process, folder / "start.log")
