@@ -31,9 +31,7 @@ class AcceleratorCfg:
     activations: str = "sharded"  # sharded: every rank reads its own images; replicated: a tp group reads the same ones
     precision: str = "auto"  # auto: fp16 autocast on CUDA as DeiT, fp32 on CPU; or fp32, bf16, fp16, fp64
     device: str = "auto"  # auto: CUDA where the machine has it, else cpu; or cpu, cuda
-    tp_across_nodes: bool = (
-        False  # true: a tensor-parallel group may reach over several machines, whose network it then waits for
-    )
+    tp_across_nodes: bool = False  # true: a tensor-parallel group may reach over several machines
     timeout_s: float = 300.0  # seconds a collective waits for a rank that does not come
 
     def problems(self) -> list[str]:
