@@ -112,7 +112,7 @@ def lose_rank_1() -> None:
     import torch.distributed as dist
 
     if join_group() == 1:
-        time.sleep(1)  # for the watch to be set up
+        time.sleep(4)  # for the watch to be set up
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.zeros(1))
 

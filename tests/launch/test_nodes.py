@@ -88,7 +88,7 @@ def test_a_node_that_falls_silent_ends_a_run_of_torchrun(hosts, tmp_path):
     for process in started:
         assert process.stdout
         assert process.stdout.readline() == "asleep\n"
-    time.sleep(1)  # for the watch to be set up
+    time.sleep(4)  # for the watch to be set up
     hosts[1].cut()
     begin = time.monotonic()
     _, errors = started[0].communicate(timeout=60)
