@@ -33,7 +33,7 @@ from tinyexp.process import host_name
 PORT = 6379  # Ray's own default
 CONNECT_S = 5.0
 START_S = 120.0  # for the head to answer
-STOP_S = 10.0  # for Ray to end by itself
+STOP_S = 3.0  # for Ray to end by itself
 FAR_AWAY = "192.0.2.1"  # RFC 5737: an address of nobody's, so that the way to it is the default route
 
 
