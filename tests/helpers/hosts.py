@@ -22,7 +22,10 @@ SET_NAME = 'hostname "$0"; exec "$@"'
 
 @dataclass
 class Host:
-    """A network namespace. Commands in it see its interfaces and its name, and the files of this machine."""
+    """A network namespace, whose default route does not lead to the other one.
+
+    Commands in it see its interfaces and its name, and the files of this machine.
+    """
 
     name: str
     address: str  # of the interface `wire`, on the cable to the other host
@@ -91,7 +94,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             ip(f"-n {host.namespace} address add {host.spare_address}/24 dev spare")
             for interface in ("lo", "wire", "spare", "spare-end"):
                 ip(f"-n {host.namespace} link set {interface} up")
-            ip(f"-n {host.namespace} route add default dev wire")
+            ip(f"-n {host.namespace} route add default dev spare")
         yield first, second
     finally:
         for host in hosts:

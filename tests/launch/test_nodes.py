@@ -52,12 +52,12 @@ def start_torchrun(hosts: Hosts, folder: Path, ranks_per_node: int, *command: st
 
 @contextmanager
 def ray_cluster(folder: Path, script: str) -> Iterator[tuple[Hosts, list[subprocess.Popen[str]]]]:
-    """The script as the command of `tinyexp-run-with-ray-cluster` on two hosts, named by their names."""
+    """The script as the command of `tinyexp-run-with-ray-cluster` on two hosts."""
     before = set(Path("/tmp").glob("tinyexp-ray-*"))
     with two_hosts() as hosts:
         started = []
         for rank, host in enumerate(hosts):
-            part = ["--node-count=2", f"--node-rank={rank}", f"--head-addr={hosts[0].name}", "--", "sh", "-c", script]
+            part = ["--node-count=2", f"--node-rank={rank}", f"--head-addr={hosts[0].address}", "--", "sh", "-c", script]
             command = [sys.executable, "-m", "tinyexp.launch.ray_cluster_command", *part]
             started.append(host.start(command, folder=folder, HOME=str(folder)))
         yield hosts, started

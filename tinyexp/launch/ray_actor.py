@@ -24,7 +24,6 @@ class Place:
     """Where Ray has put an actor."""
 
     node_id: str
-    node_ip: str
     host: str  # name of the node
     devices: tuple[str, ...]  # Ray's ids of its GPUs
     pid: int
@@ -73,7 +72,6 @@ class RankActor:
             os.setpgid(0, 0)
         return Place(
             node_id=ray.get_runtime_context().get_node_id(),
-            node_ip=ray.util.get_node_ip_address(),
             host=host_name(),
             devices=devices,
             pid=os.getpid(),

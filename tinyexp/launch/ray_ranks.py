@@ -37,6 +37,7 @@ class RayRanks:
         self._actors: list[Any] = []  # in rank order once they are placed
         self._places: list[Place] = []  # likewise
         self._home = ""  # node of this process
+        self._addresses: dict[str, str] = {}  # of every node, by which the others know it
         self._output: OutputServer | None = None
         self._running: dict[Any, int] = {}  # Ray's reference to a report that is yet to come -> rank
 
@@ -95,24 +96,25 @@ class RayRanks:
             settings = actor_class.options(num_cpus=self._bundle.cpus, num_gpus=self._bundle.gpus, scheduling_strategy=bundle)
             self._actors.append(settings.remote())
         places = _answers([actor.place.remote() for actor in self._actors], stop)
+        # not each actor's own view, which is the interface of the default route, whichever one the cluster uses (Ray 2.60)
+        self._addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
         def order(index: int) -> tuple[bool, str, str, list[tuple[int, str]]]:
             place = places[index]
             devices = [(len(device), device) for device in place.devices]  # 10 after 9
-            return place.node_id != self._home, place.node_ip, place.node_id, devices
+            return place.node_id != self._home, self._addresses[place.node_id], place.node_id, devices
 
         ranks = sorted(range(self._num_workers), key=order)
         self._actors = [self._actors[index] for index in ranks]
         self._places = [places[index] for index in ranks]
 
     def _run(self, stop: StopRequest) -> None:
-        import ray
         import ray.cloudpickle
 
         all_here = all(self._is_here(rank) for rank in range(self._num_workers))
-        store_host = LOOPBACK if all_here else self._places[0].node_ip
+        store_host = LOOPBACK if all_here else self._addresses[self._places[0].node_id]
         (store_port,) = _answers([self._actors[0].listen.remote(store_host)], stop)
-        self._output = OutputServer(LOOPBACK if all_here else ray.util.get_node_ip_address())
+        self._output = OutputServer(LOOPBACK if all_here else self._addresses[self._home])
         function = ray.cloudpickle.dumps(self._fn)
         nodes = [place.node_id for place in self._places]
         for actor, environment in zip(self._actors, environments(nodes, store_host, store_port), strict=True):
@@ -161,7 +163,7 @@ class RayRanks:
     def _node(self, rank: int) -> str:
         """`on node gpu7 (10.0.0.7)`; empty for this one."""
         place = self._places[rank]
-        return "" if self._is_here(rank) else f"on node {place.host} ({place.node_ip})"
+        return "" if self._is_here(rank) else f"on node {place.host} ({self._addresses[place.node_id]})"
 
     def _is_here(self, rank: int) -> bool:
         return self._places[rank].node_id == self._home
