@@ -68,7 +68,7 @@ def missing() -> str:
         return "network namespaces need root"
     if absent := [program for program in ("ip", "unshare", "hostname") if not shutil.which(program)]:
         return f"{', '.join(absent)} not found (packages iproute2, util-linux and hostname)"
-    probe = f"tinyexp-{secrets.token_hex(4)}"
+    probe = f"tinyexp-{os.getpid()}-{secrets.token_hex(4)}"
     if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
         return "this machine does not allow network namespaces"
     ip(f"netns del {probe}")
@@ -78,7 +78,8 @@ def missing() -> str:
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Two hosts for the duration of the block; nothing of them is left afterwards."""
-    run = secrets.token_hex(4)
+    remove_leftovers()
+    run = f"{os.getpid()}-{secrets.token_hex(4)}"
     hosts = tuple(
         Host(f"node{index}", f"10.77.0.{index + 1}", f"198.51.100.{index + 1}", f"tinyexp-{run}-{index}") for index in (0, 1)
     )
@@ -117,6 +118,13 @@ def remove(host: Host) -> None:
         process.communicate()
     subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)  # with its interfaces
     shutil.rmtree(ETC / host.namespace, ignore_errors=True)
+
+
+def remove_leftovers() -> None:
+    """Remove the hosts of test runs that were killed: a namespace carries the pid of its maker in its name."""
+    for namespace in Path("/run/netns").glob("tinyexp-*-*-?"):
+        if not Path("/proc", namespace.name.split("-")[1]).exists():
+            remove(Host("", "", "", namespace.name))
 
 
 def surroundings() -> dict[str, str]:

@@ -97,6 +97,15 @@ def test_a_node_that_falls_silent_ends_a_run_of_torchrun(hosts, tmp_path):
     assert started[0].returncode
 
 
+def test_a_head_whose_name_is_loopback_to_itself_is_asked_for_its_address(hosts, tmp_path):
+    part = ["--node-count=2", "--node-rank=0", "--head-addr=node0", "--", "true"]
+    process = hosts[0].start([sys.executable, "-m", "tinyexp.launch.ray_cluster_command", *part], folder=tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert "--head-addr node0 is 127.0.0.1 on the machine itself, node 0 (node0)" in errors
+    assert "10.77.0.1 (wire), 198.51.100.1 (spare)" in errors
+
+
 @pytest.mark.ray
 def test_runs_in_a_cluster_of_two_machines_equal_one_process_and_a_silent_node_ends_them(tmp_path):
     """One cluster for three runs: starting it is most of the cost."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from tinyexp.errors import ConfigError, MachineError, TinyExpError
 from tinyexp.launch.output import SILENCE_S
 from tinyexp.launch.ray_cluster import OBJECT_STORE_BYTES, SETTINGS, joined_cluster, private_folder
-from tinyexp.launch.rendezvous import source_address
+from tinyexp.launch.rendezvous import interface_addresses, source_address
 from tinyexp.launch.supervise import GRACE_S, POLL_S, StopRequest
 from tinyexp.launch.worker import die_with_parent
 from tinyexp.process import host_name
@@ -34,7 +34,6 @@ PORT = 6379  # Ray's own default
 CONNECT_S = 5.0
 START_S = 120.0  # for the head to answer
 STOP_S = 3.0  # for Ray to end by itself
-FAR_AWAY = "192.0.2.1"  # RFC 5737: an address of nobody's, so that the way to it is the default route
 
 
 @dataclass(frozen=True)
@@ -137,10 +136,10 @@ def follow(node: Node, stop: StopRequest) -> int:
         while stop.count < 2 and time.monotonic() < leave_at:
             if stop.count and leave_at == math.inf:  # a job that is cancelled is so on all nodes: let the ranks here save first
                 leave_at = time.monotonic() + GRACE_S
-            ray.raise_if_ended()
             try:
                 socket.create_connection((node.head.host, node.head.port), timeout=CONNECT_S).close()
                 heard = time.monotonic()
+                ray.raise_if_ended()  # while the head lives; without one it may end before we notice
             except ConnectionRefusedError:
                 break  # it has ended
             except OSError as error:
@@ -240,15 +239,17 @@ def _run(command: Sequence[str], variables: dict[str, str], ray: RayProcess, sto
 def _own_address(node: Node) -> str:
     """The address of this machine, the head, at which the others reach it.
 
-    On many distributions a machine's own name is a loopback address to itself; the default route tells the real one.
+    On many distributions a machine's own name is a loopback address to itself. Then its other address is meant, if it has one.
     """
     address = source_address(node.head.host)
-    if address and ip_address(address).is_loopback and node.count > 1:
-        address = source_address(FAR_AWAY)
-    if not address:
+    if not address or (ip_address(address).is_loopback and node.count > 1):
+        others = {str(found): name for name, found in interface_addresses() if found.version == 4 and not found.is_loopback}
+        if address and len(others) == 1:
+            return next(iter(others))
+        shown = ", ".join(f"{found} ({name})" for found, name in others.items()) or "none"
         raise MachineError(
-            f"--head-addr {node.head.host} is no address of this machine, node 0 ({host_name()}), that others can reach; give "
-            "the IP address of the interface which leads to the other nodes"
+            f"--head-addr {node.head.host} is {address or 'no known address'} on the machine itself, node 0 ({host_name()}), "
+            f"where the others cannot reach it; give, on all nodes, the one of its addresses that leads to them: {shown}"
         )
     return address
 
