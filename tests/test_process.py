@@ -46,6 +46,23 @@ def test_contradictory_variables_are_all_named(change, parts):
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("world", "local", "size", "holds"),
+    [
+        (Axis(3, 4), Axis(1, 2), 2, True),
+        (Axis(3, 4), Axis(1, 2), 4, False),
+        (Axis(1, 4), Axis(0, 1), 2, False),
+        (Axis(3, 4), Axis(2, 3), 2, True),  # nodes of one and three ranks
+        (Axis(1, 4), Axis(0, 3), 2, False),
+        (Axis(1, 2), Axis(1, 2), 2, True),
+        (Axis(1, 2), Axis(0, 1), 1, True),
+    ],
+)
+def test_a_node_knows_whether_a_group_of_consecutive_ranks_is_all_its_own(world, local, size, holds):
+    assert Environment(world, local).holds_group(size) is holds
+    assert Environment(world, local).spans_nodes is (local.size < world.size)
+
+
 def test_ranks_share_the_cores_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads_per_rank(2, cores=2) == 1

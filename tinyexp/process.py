@@ -82,6 +82,16 @@ class Environment:
             owns_devices=variables.get("TINYEXP_OWNS_DEVICES") == "True",
         )
 
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether there are ranks on other nodes than this one."""
+        return self.local.size < self.world.size
+
+    def holds_group(self, size: int) -> bool:
+        """Whether this node has all ranks of the group of `size` consecutive ranks to which this one belongs."""
+        first_on_node, first_of_group = self.world.rank - self.local.rank, self.world.rank // size * size
+        return first_on_node <= first_of_group and first_of_group + size <= first_on_node + self.local.size
+
     def variables(self) -> dict[str, str]:
         """The variables from which `read` rebuilds this environment."""
         return {

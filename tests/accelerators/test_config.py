@@ -3,10 +3,10 @@ import torch
 
 from tinyexp.accelerators.config import AcceleratorCfg
 from tinyexp.accelerators.cpu import CPUAccelerator
-from tinyexp.errors import ConfigError
+from tinyexp.errors import ConfigError, MachineError
 from tinyexp.models.vit.plan import build_tp_parallelize_plan
 from tinyexp.parallel.mesh import MeshShape
-from tinyexp.process import Environment
+from tinyexp.process import Axis, Environment
 
 
 def test_every_unknown_choice_is_named_with_the_nearest():
@@ -45,3 +45,18 @@ def test_one_process_runs_under_every_accelerator(name):
     assert torch.equal(accelerator.reduce(torch.ones(2)), torch.ones(2))
     assert isinstance(accelerator, CPUAccelerator) == (name == "cpu")
     accelerator.close()
+
+
+def test_a_tensor_parallel_group_over_two_nodes_is_refused_before_the_ranks_meet():
+    environment = Environment(Axis(1, 4), Axis(1, 2), "10.0.0.1", 4000)
+    with pytest.raises(MachineError) as caught:
+        AcceleratorCfg(device="cpu").build(environment, build_tp_parallelize_plan)
+    for part in ("tp_size=0: the 4 ranks", "has 2 of the 4 ranks", "tp_size=1, 2", "accelerator_cfg.tp_across_nodes=true"):
+        assert part in str(caught.value)
+
+
+def test_only_tensor_parallel_ranks_must_share_a_node():
+    assert AcceleratorCfg().ranks_on_one_node() == 0  # all of them
+    assert AcceleratorCfg(tp_size=2).ranks_on_one_node() == 2
+    assert AcceleratorCfg(tp_size=2, tp_across_nodes=True).ranks_on_one_node() == 1
+    assert AcceleratorCfg(accelerator="ddp").ranks_on_one_node() == 1

@@ -22,7 +22,10 @@ SET_NAME = 'hostname "$0"; exec "$@"'
 
 @dataclass
 class Host:
-    """A network namespace. Commands in it see its interfaces and its name, and the files of this machine."""
+    """A network namespace, whose default route does not lead to the other one.
+
+    Commands in it see its interfaces and its name, and the files of this machine.
+    """
 
     name: str
     address: str  # of the interface `wire`, on the cable to the other host
@@ -65,7 +68,7 @@ def missing() -> str:
         return "network namespaces need root"
     if absent := [program for program in ("ip", "unshare", "hostname") if not shutil.which(program)]:
         return f"{', '.join(absent)} not found (packages iproute2, util-linux and hostname)"
-    probe = f"tinyexp-{secrets.token_hex(4)}"
+    probe = f"tinyexp-{os.getpid()}-{secrets.token_hex(4)}"
     if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
         return "this machine does not allow network namespaces"
     ip(f"netns del {probe}")
@@ -75,7 +78,8 @@ def missing() -> str:
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Two hosts for the duration of the block; nothing of them is left afterwards."""
-    run = secrets.token_hex(4)
+    remove_leftovers()
+    run = f"{os.getpid()}-{secrets.token_hex(4)}"
     hosts = tuple(
         Host(f"node{index}", f"10.77.0.{index + 1}", f"198.51.100.{index + 1}", f"tinyexp-{run}-{index}") for index in (0, 1)
     )
@@ -91,7 +95,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             ip(f"-n {host.namespace} address add {host.spare_address}/24 dev spare")
             for interface in ("lo", "wire", "spare", "spare-end"):
                 ip(f"-n {host.namespace} link set {interface} up")
-            ip(f"-n {host.namespace} route add default dev wire")
+            ip(f"-n {host.namespace} route add default dev spare")
         yield first, second
     finally:
         for host in hosts:
@@ -104,6 +108,7 @@ def write_names(host: Host, hosts: Sequence[Host]) -> None:
     folder = ETC / host.namespace
     folder.mkdir(parents=True)
     (folder / "hosts").write_text("\n".join(lines) + "\n")
+    (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # refuses at once; one out of reach costs seconds a question
 
 
 def remove(host: Host) -> None:
@@ -113,6 +118,13 @@ def remove(host: Host) -> None:
         process.communicate()
     subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)  # with its interfaces
     shutil.rmtree(ETC / host.namespace, ignore_errors=True)
+
+
+def remove_leftovers() -> None:
+    """Remove the hosts of test runs that were killed: a namespace carries the pid of its maker in its name."""
+    for namespace in Path("/run/netns").glob("tinyexp-*-*-?"):
+        if not Path("/proc", namespace.name.split("-")[1]).exists():
+            remove(Host("", "", "", namespace.name))
 
 
 def surroundings() -> dict[str, str]:

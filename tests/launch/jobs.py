@@ -106,6 +106,29 @@ def sleep_noted() -> None:
     time.sleep(100)
 
 
+def lose_rank_1() -> None:
+    """Rank 1 and all that it has started are gone at once, as when its node is lost."""
+    import torch
+    import torch.distributed as dist
+
+    if join_group() == 1:
+        time.sleep(4)  # for the watch to be set up
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(1))
+
+
+def wait_for_rank_1() -> None:
+    """Rank 1 keeps the other waiting."""
+    import torch
+    import torch.distributed as dist
+
+    rank = join_group()
+    print("asleep", flush=True)
+    if rank == 1:
+        time.sleep(100)
+    dist.all_reduce(torch.zeros(1))
+
+
 def sleep_long() -> None:
     note_pid()
     print("asleep", flush=True)
@@ -176,6 +199,7 @@ def main() -> None:
     from tinyexp.errors import TinyExpError
     from tinyexp.launch.external import run_external
     from tinyexp.launch.local import run_local
+    from tinyexp.launch.ray_resources import ANY_NODE, NodeGroup
     from tinyexp.launch.ray_workers import RayCfg, run_ray
 
     logging.basicConfig(format="%(levelname)s %(message)s")
@@ -183,7 +207,8 @@ def main() -> None:
     note_pid()
     try:
         if launcher == "ray":
-            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])))
+            group = NodeGroup(int(sys.argv[4]), "the key of the test") if len(sys.argv) > 4 else ANY_NODE
+            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])), group=group)
         else:
             found = run_external(job) if launcher == "external" else run_local(job, 2, start_method=launcher)
     except TinyExpError as error:

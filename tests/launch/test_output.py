@@ -19,7 +19,9 @@ def server():
 
 
 def start_rank(server: OutputServer, code: str, *, token: bytes | None = None) -> subprocess.Popen[bytes]:
-    connect = f"from tinyexp.launch.output import print_at_driver\nprint_at_driver({server.address}, {token or server.token})\n"
+    connect = (
+        f"from tinyexp.launch.output import print_at_driver\nprint_at_driver({server.address}, {token or server.token}, 1)\n"
+    )
     return subprocess.Popen([sys.executable, "-c", "import os, sys, time\n" + connect + code])
 
 
@@ -91,7 +93,7 @@ def test_a_rank_ends_with_its_driver():
         "server = OutputServer('127.0.0.1')\n"
         "code = f'''import os, time\n"
         "from tinyexp.launch.output import print_at_driver\n"
-        "print_at_driver({server.address}, {server.token})\n"
+        "print_at_driver({server.address}, {server.token}, 1)\n"
         "print(os.getpid())\n"
         "time.sleep(60)'''\n"
         "subprocess.run([sys.executable, '-c', code])\n"
@@ -104,3 +106,10 @@ def test_a_rank_ends_with_its_driver():
     process.stdout.read()
     process.stdout.close()
     process.wait()
+
+
+def test_the_end_of_a_rank_is_noted_with_its_number(server):
+    assert start_rank(server, "print('done')\n").wait(WAIT_S) == 0
+    server.close(WAIT_S)
+    assert set(server.ended) == {1}
+    assert not server.ended[1].was_silent

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -169,7 +170,7 @@ def test_ranks_of_two_nodes_meet(start, cluster):
     assert command.returncode == 0, errors
     for rank, found in enumerate(map(json.loads, output.splitlines()[-2:])):
         assert (found["total"], found["rank"], found["local_rank"], found["local_size"]) == (3.0, rank, 0, 1)
-        assert found["interface"] is None
+        assert found["interface"] in dict(socket.if_nameindex()).values()
         assert (found["data"], found["carried"]) == ("of the driver's folder", "carried")
 
 
@@ -182,6 +183,28 @@ def test_a_cluster_says_what_it_cannot_place(start, cluster):
     assert "asks for 4 workers x (1 CPUs) = 4 CPUs, 0 GPUs" in errors
     assert "The cluster has 2 CPUs, 0 GPUs on 2 nodes" in errors
     assert "ray_cfg.ray_placement_timeout_s=1" in errors
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("group", ["2", "0"], ids=["of two", "of all"])
+def test_ranks_that_must_share_a_node_are_not_spread(start, cluster, group):
+    settings = {"ray_num_worker": 2, "ray_num_gpus_per_worker": 0.0, "ray_placement_timeout_s": 1.0}
+    command = start("ray", "describe", json.dumps(settings), group, **cluster)
+    _, errors = command.communicate(timeout=180)
+    assert command.returncode == MachineError.exit_status
+    assert "2 workers x (1 CPUs) = 2 CPUs, 0 GPUs, 2 of them always on one node" in errors
+    assert "on 2 nodes (the largest has 1 CPUs, 0 GPUs)" in errors
+    assert "or set the key of the test" in errors
+
+
+@pytest.mark.ray
+def test_a_cluster_is_not_filled_with_ranks_that_must_share_a_node(start, cluster):
+    settings = {"ray_num_worker": -1, "ray_num_gpus_per_worker": 0.0}
+    command = start("ray", "describe", json.dumps(settings), "0", **cluster)
+    _, errors = command.communicate(timeout=180)
+    assert command.returncode == MachineError.exit_status
+    assert "would fill 2 nodes with 2 workers" in errors
+    assert "set ray_cfg.ray_num_worker=1 or less, or the key of the test" in errors
 
 
 @pytest.mark.ray

@@ -13,10 +13,10 @@ from tinyexp.accelerators.ddp import DDPAccelerator
 from tinyexp.accelerators.process_group import open_process_group, pretended_process_group
 from tinyexp.accelerators.tensor_parallel import TPAccelerator
 from tinyexp.errors import ConfigError, MachineError
-from tinyexp.parallel.mesh import MeshShape, build_mesh, mesh_shape
+from tinyexp.parallel.mesh import MeshShape, build_mesh, divisors, mesh_shape
 from tinyexp.parallel.plan import PlanBuilder
 from tinyexp.parallel.schedule import ACTIVATION_LAYOUTS
-from tinyexp.process import Axis, Environment
+from tinyexp.process import Axis, Environment, host_name
 
 ACCELERATORS = ("tp", "ddp", "cpu")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64")
@@ -33,6 +33,7 @@ class AcceleratorCfg:
     overlap_chunks: int = 1  # chunks of the batch that hide each other's communication behind their work; 1: off
     precision: str = "auto"  # auto: fp16 autocast on CUDA as DeiT, fp32 on CPU; or fp32, bf16, fp16, fp64
     device: str = "auto"  # auto: CUDA where the machine has it, else cpu; or cpu, cuda
+    tp_across_nodes: bool = False  # true: a tensor-parallel group may reach over several machines
     timeout_s: float = 300.0  # seconds a collective waits for a rank that does not come
 
     def problems(self) -> list[str]:
@@ -84,8 +85,13 @@ class AcceleratorCfg:
         """Accelerator, mesh and, where a group shares a model, its layout: "tp dp=1 tp=2 sharded"."""
         return f"{self.accelerator} {shape}" + (f" {self.activations}" if shape.tp > 1 else "")
 
+    def ranks_on_one_node(self) -> int:
+        """How many consecutive ranks a launcher must not spread over nodes; 0: all ranks of the run."""
+        return self.tp_size if self.accelerator == "tp" and not self.tp_across_nodes else 1
+
     def build(self, environment: Environment, build_plan: PlanBuilder) -> Accelerator:
         """Join the process group and build this rank's accelerator. Every rank must call it."""
+        self._check_nodes(environment)
         device = self._device(environment)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -116,6 +122,17 @@ class AcceleratorCfg:
                     overlap_chunks=self.overlap_chunks,
                     build_plan=build_plan,
                 )
+
+    def _check_nodes(self, environment: Environment) -> None:
+        world, ranks_here = environment.world, environment.local.size
+        tp = self.mesh_shape(world.size).tp
+        if not self.tp_across_nodes and not environment.holds_group(tp):
+            fitting = ", ".join(map(str, divisors(ranks_here)))
+            raise MachineError(
+                f"accelerator_cfg.tp_size={self.tp_size}: the {tp} ranks of a tensor-parallel group would be spread over nodes; "
+                f"node {host_name()} has {ranks_here} of the {world.size} ranks. Use accelerator_cfg.tp_size={fitting}, "
+                "other numbers of ranks, or accelerator_cfg.tp_across_nodes=true where their network is fast enough"
+            )
 
     def _device(self, environment: Environment) -> torch.device:
         """One CUDA device a rank, never shared; the CPU where there is none or where it is asked for."""

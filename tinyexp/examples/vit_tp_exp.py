@@ -29,6 +29,7 @@ from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
 from tinyexp.errors import ConfigError
 from tinyexp.experiment.base import TinyExp
 from tinyexp.experiment.entry import store_and_run_exp
+from tinyexp.launch.ray_resources import NodeGroup
 from tinyexp.launch.ray_workers import RayCfg
 from tinyexp.models.vit.attention import Attention
 from tinyexp.models.vit.build import (
@@ -72,6 +73,7 @@ __all__ = [
     "deit_tiny_patch16_224",
 ]
 
+TP_ADVICE = "a smaller accelerator_cfg.tp_size, or accelerator_cfg.tp_across_nodes=true where the network is fast enough"
 LAYOUT = OfficialLayout(to_official=convert_split_qkv_to_fused, from_official=convert_fused_qkv_to_split)
 
 
@@ -142,6 +144,10 @@ class VitTpExp(TinyExp):
             return []  # `problems` says what is wrong with the mesh
         batch = self.dataloader_cfg.train_batch_size_per_device * replicas
         return departures(asdict(self), global_batch=batch, precision=cfg.effective_precision("cuda" if on_gpu else "cpu"))
+
+    def node_group(self) -> NodeGroup:
+        """A tensor-parallel group talks at every layer, so it stays on one node."""
+        return NodeGroup(self.accelerator_cfg.ranks_on_one_node(), TP_ADVICE)
 
     def run(self) -> Any:
         """One rank's whole run. Returns what rank 0 shows in `report`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tinyexp.errors import ConfigError, MachineError
+from tinyexp.launch.ray_resources import ANY_NODE, NodeGroup
 from tinyexp.launch.ray_workers import RayCfg, check_resources, num_workers
 from tinyexp.process import Environment
 
@@ -41,6 +42,10 @@ class TinyExp(ABC):
     def num_processes(self) -> int | None:
         """Processes of the run, before any of them starts; None where a Ray cluster that is yet to be joined decides."""
         return Environment.read().world.size if self.launcher == "mp" else num_workers(self.ray_cfg)
+
+    def node_group(self) -> NodeGroup:
+        """The ranks that a launcher must not spread over nodes: none, unless a subclass says so."""
+        return ANY_NODE
 
     def validate(self) -> None:
         """Raises: ConfigError that lists everything that cannot work here, before any process starts; MachineError where only

@@ -96,7 +96,7 @@ def _launch(experiment: TinyExp, rank: Callable[[], Any]) -> None:
     """Run on the processes of the experiment's launcher, and show what rank 0 returned."""
     match experiment.launcher:
         case "ray":
-            experiment.report(run_ray(rank, experiment.ray_cfg, preload=PRELOADED)[0])
+            experiment.report(run_ray(rank, experiment.ray_cfg, preload=PRELOADED, group=experiment.node_group())[0])
         case "local":
             experiment.report(run_local(rank, experiment.num_processes() or 1)[0])
         case _:

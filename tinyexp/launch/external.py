@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tinyexp.launch.rendezvous import stay_on_loopback
+from tinyexp.launch.node_watch import NodeWatch
+from tinyexp.launch.rendezvous import meet_across_nodes, stay_on_loopback
 from tinyexp.launch.supervise import ECHO_S
 from tinyexp.launch.worker import Failure, die_with_parent, leave, limit_threads, run_as_rank, write_whole_lines
 from tinyexp.process import Environment, threads_per_rank
@@ -29,9 +30,13 @@ def run_external(fn: Callable[[], Any]) -> list[Any]:
         die_with_parent()  # a torchrun that is killed leaves its ranks training (torch 2.14.1)
     if environment.master_addr in LOOPBACK_NAMES:
         stay_on_loopback()
+    elif (warning := meet_across_nodes(environment.master_addr)) and environment.local.rank == 0 and environment.spans_nodes:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
     limit_threads(threads_per_rank(environment.local.size))
     write_whole_lines()
+    watch = NodeWatch(environment)
     outcome = run_as_rank(fn, environment.world.rank)
+    watch.say_goodbye()
     if outcome.failure is None:
         leave(0)
     _explain(outcome.failure, environment)

@@ -2,7 +2,8 @@
 
 Ray's own way prefixes every line, merges lines that differ only in digits, and loses the last ones of a run that ends. Here a
 rank's descriptors 1 and 2 *are* two sockets to the driver. The first one also leads back: a byte on it asks the rank to
-stop, and its end tells the rank that the driver is gone.
+stop, and its end tells the rank that the driver is gone, and the driver that the rank is. Both kernels see to it that a
+machine which is switched off, or out of reach, ends it too.
 """
 
 import hmac
@@ -10,19 +11,31 @@ import os
 import secrets
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TextIO
 
 from tinyexp.launch.rendezvous import listen
 from tinyexp.launch.worker import write_whole_lines
 
 TOKEN_BYTES = 32
+GREETING = struct.Struct(f"!{TOKEN_BYTES}sBI")  # token, descriptor, rank
 CONNECT_S = 30.0
+SILENCE_S = 15  # of a machine, after which its connections count as lost
 UNFINISHED_S = 0.2  # after this a line without an end is printed too: a progress bar
 STDOUT, STDERR = 1, 2
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """When a rank's connection ended, and whether its machine had merely fallen silent."""
+
+    at: float  # by time.monotonic
+    was_silent: bool
 
 
 class OutputServer:
@@ -31,6 +44,7 @@ class OutputServer:
     def __init__(self, host: str) -> None:
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._listener = listen(host)
+        self.ended: dict[int, LinkEnd] = {}  # by rank
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._printing = threading.Lock()
         self._stdout_links: list[socket.socket] = []
@@ -64,28 +78,38 @@ class OutputServer:
         with link, suppress(OSError):
             link.settimeout(CONNECT_S)
             greeting = b""
-            while len(greeting) <= TOKEN_BYTES:
-                greeting += link.recv(TOKEN_BYTES + 1 - len(greeting)) or bytes(TOKEN_BYTES + 1)
-            if not hmac.compare_digest(greeting[:TOKEN_BYTES], self.token):
+            while len(greeting) < GREETING.size:
+                greeting += link.recv(GREETING.size - len(greeting)) or bytes(GREETING.size)
+            token, descriptor, rank = GREETING.unpack_from(greeting)
+            if not hmac.compare_digest(token, self.token):
                 return
-            if greeting[TOKEN_BYTES] == STDOUT:
-                self._stdout_links.append(link)
+            notice_silence(link)
             link.settimeout(UNFINISHED_S)
-            self._print_lines(link, sys.stdout if greeting[TOKEN_BYTES] == STDOUT else sys.stderr)
+            if descriptor == STDERR:
+                self._print_lines(link, sys.stderr)
+                return
+            self._stdout_links.append(link)
+            was_silent = self._print_lines(link, sys.stdout)
+            self.ended[rank] = LinkEnd(time.monotonic(), was_silent)
 
-    def _print_lines(self, link: socket.socket, stream: TextIO) -> None:
+    def _print_lines(self, link: socket.socket, stream: TextIO) -> bool:
+        """Print until the link ends. Whether it ended because nothing was heard of the other machine."""
         pending = b""
         while True:
             try:
                 received = link.recv(1 << 16)
                 pending += received
                 end = max(pending.rfind(b"\n"), pending.rfind(b"\r")) + 1 if received else len(pending)
-            except TimeoutError:
+            except ConnectionError:
+                return False
+            except OSError as error:
+                if error.errno:  # ETIMEDOUT or EHOSTUNREACH; a mere UNFINISHED_S without text has no number
+                    return True
                 received, end = b"more may come", len(pending)
             self._print(pending[:end], stream)
             pending = pending[end:]
             if not received:
-                return
+                return False
 
     def _print(self, text: bytes, stream: TextIO) -> None:
         if text:
@@ -95,12 +119,23 @@ class OutputServer:
                 stream.flush()
 
 
-def print_at_driver(address: tuple[str, int], token: bytes) -> None:
+def notice_silence(link: socket.socket) -> None:
+    """Have the kernel end the connection when its other machine has said nothing, not even on being asked, for SILENCE_S."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 3)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)  # where text was on its way
+
+
+def print_at_driver(address: tuple[str, int], token: bytes, rank: int) -> None:
     """Connect stdout and stderr of this rank, those of its libraries and loader workers included, to an `OutputServer`."""
     for descriptor in (STDERR, STDOUT):
         link = socket.create_connection(address, timeout=CONNECT_S)
         link.settimeout(None)
-        link.sendall(token + bytes([descriptor]))
+        notice_silence(link)
+        link.sendall(GREETING.pack(token, descriptor, rank))
         os.dup2(link.fileno(), descriptor)
         if descriptor == STDOUT:
             threading.Thread(target=_listen_to_driver, args=(link,), daemon=True).start()

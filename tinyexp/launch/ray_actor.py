@@ -11,7 +11,7 @@ from typing import Any
 
 from tinyexp.errors import MachineError
 from tinyexp.launch.output import print_at_driver
-from tinyexp.launch.rendezvous import LOOPBACK, listen, serve_store, stay_on_loopback
+from tinyexp.launch.rendezvous import LOOPBACK, listen, meet_across_nodes, serve_store, stay_on_loopback
 from tinyexp.launch.worker import limit_threads, obey_signals, pack, run_as_rank, settle
 from tinyexp.process import Environment, host_name, threads_per_rank
 
@@ -24,7 +24,7 @@ class Place:
     """Where Ray has put an actor."""
 
     node_id: str
-    node_ip: str
+    host: str  # name of the node
     devices: tuple[str, ...]  # Ray's ids of its GPUs
     pid: int
     process_group: int  # of the actor and its loader workers
@@ -72,7 +72,7 @@ class RankActor:
             os.setpgid(0, 0)
         return Place(
             node_id=ray.get_runtime_context().get_node_id(),
-            node_ip=ray.util.get_node_ip_address(),
+            host=host_name(),
             devices=devices,
             pid=os.getpid(),
             process_group=os.getpgrp(),
@@ -95,7 +95,7 @@ class RankActor:
 
 
 def _work(job: Job, serve: Callable[[], None]) -> Any:
-    print_at_driver(job.output_address, job.output_token)
+    print_at_driver(job.output_address, job.output_token, job.environment.world.rank)
     obey_signals()
     _enter(job)
     serve()
@@ -117,5 +117,7 @@ def _enter(job: Job) -> None:
     os.environ.update(job.environment.variables())
     if job.environment.master_addr == LOOPBACK:
         stay_on_loopback()
+    else:
+        meet_across_nodes(job.environment.master_addr)
     threads = threads_per_rank(job.environment.local.size)
     limit_threads(threads if "OMP_NUM_THREADS" in os.environ else min(threads, job.num_cpus))

@@ -23,7 +23,8 @@ OBJECT_STORE_BYTES = 80_000_000  # nearly Ray's minimum: no data goes through it
 CONNECT_S = 10.0
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # sends nothing home
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # on stdout; `report` says it better, on stderr
+    # on stdout; `report` says it better, on stderr
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed|Raylet is terminated|has been marked dead",
 }
 
 
@@ -61,7 +62,7 @@ def private_ray(*, num_cpus: int, num_gpus: int, preload: Sequence[str] = ()) ->
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     with (
-        _private_folder() as folder,
+        private_folder() as folder,
         _connection(
             "local",
             num_cpus=num_cpus,
@@ -80,6 +81,8 @@ def private_ray(*, num_cpus: int, num_gpus: int, preload: Sequence[str] = ()) ->
 def joined_cluster(address: str | None) -> Iterator[None]:
     """A connection to an existing cluster. A connection that this process has already is used, and left open."""
     _reach(address)
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     with contextlib.nullcontext() if is_connected() else _connection(address, logging_level=logging.WARNING):
         yield
 
@@ -134,7 +137,7 @@ def _sigterm_handler_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
+def private_folder() -> Iterator[Path]:
     """A folder of mode 0700 that ends with the block, and with it every process that has a file there open.
 
     A process of its own sees to that, because it must also happen when this one is killed. Ray makes a folder inside, of mode

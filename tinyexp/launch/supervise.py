@@ -20,7 +20,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.count = 0
-        self._number = 0
+        self.number = 0  # of the first of them
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -35,12 +35,12 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        self._number = self._number or number
+        self.number = self.number or number
 
     def raise_if_asked(self) -> None:
         """Raises: KeyboardInterrupt after Ctrl-C, SystemExit(143) after SIGTERM."""
         if self.count:
-            raise KeyboardInterrupt if self._number == signal.SIGINT else SystemExit(128 + self._number)
+            raise KeyboardInterrupt if self.number == signal.SIGINT else SystemExit(128 + self.number)
 
 
 def collect(
