@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,10 +26,11 @@ def main() -> None:
     subjects = [Subject(**fields) for fields in plan["subjects"]]
     steps = {subject: build_step(subject, twin) for subject in subjects}
     set_rate(plan["namespaces"], None)
-    traffic = {subject: [count(step) for _ in range(3)][-1] for subject, step in steps.items()}
+    # DistributedDataParallel settles its buckets in the second step.
+    traffic = {subject: [count(step) for _ in range(3 if subject.layout == "ddp" else 1)][-1] for subject, step in steps.items()}
     sent = {subject: sum(line.sent_bytes for line in lines) for subject, lines in traffic.items()}
-    unlimited = measure(steps, plan["rounds"])
-    rate = calibrated(unlimited, sent, twin.batch, plan["seed_share"])
+    unlimited = measure(steps, plan["rounds"])  # the count above has warmed everything up
+    rate = calibrated(steps, unlimited, sent, plan)
     rows = [line(subject, None, unlimited, unlimited, sent, twin.batch) for subject in subjects]
     for factor in plan["factors"]:
         set_rate(plan["namespaces"], rate * factor)
@@ -42,36 +44,42 @@ def main() -> None:
 
 
 def measure(steps: dict[Subject, Step], rounds: int) -> dict[Subject, list[float]]:
-    """Seconds of a step, the subjects taking turns: one step of each in every round, after one to warm up."""
+    """Seconds of a step, the subjects taking turns: one step of each in every round."""
     taken: dict[Subject, list[float]] = {subject: [] for subject in steps}
-    for number in range(rounds + 1):
+    for number in range(1, rounds + 1):
         for subject, step in steps.items():
             dist.barrier()
             start = time.perf_counter()
             step()
             dist.barrier()
-            if number:
-                taken[subject].append(time.perf_counter() - start)
+            taken[subject].append(time.perf_counter() - start)
         if Environment.read().world.rank == 0:
-            seconds = (f"{subject} {each[-1]:.2f} s" for subject, each in taken.items() if each)
+            seconds = (f"{subject} {each[-1]:.2f} s" for subject, each in taken.items())
             print(f"round {number} of {rounds}:", ", ".join(seconds), flush=True)
     return taken
 
 
-def calibrated(unlimited: dict[Subject, list[float]], sent: dict[Subject, int], batch: int, share: float) -> float:
-    """The rate in bits a second at which the seed's layout reaches `share` of data parallelism, the wire added to the work.
+def calibrated(
+    steps: dict[Subject, Step], unlimited: dict[Subject, list[float]], sent: dict[Subject, int], plan: dict[str, Any]
+) -> float:
+    """The rate in bits a second at which the seed's layout reaches its share of data parallelism. Every rank must call it.
 
-    A first guess: `run` reports the share that was measured at it.
+    Seconds an image are work + bits / rate. What the wire really adds at the first guess corrects the bits for the next.
     """
-    (seed,), (ddp,) = ([each for each in unlimited if each.layout == name and not each.tail] for name in ("seed", "ddp"))
-    # share = ddp seconds an image / seed seconds an image, where seconds = work + bytes * 8 / rate
-    work = ddp.images_of_a_step(batch), seed.images_of_a_step(batch)
-    seconds = torch.tensor([min(unlimited[ddp]) / work[0], min(unlimited[seed]) / work[1]])
-    bits = torch.tensor([8.0 * sent[ddp] / work[0], 8.0 * sent[seed] / work[1]])
-    rate = (share * bits[1] - bits[0]) / (seconds[0] - share * seconds[1])
-    shared = torch.tensor([rate])
-    dist.broadcast(shared, src=0)
-    return shared.item()
+    pair = [each for name in ("ddp", "seed") for each in steps if each.layout == name and not each.tail]
+    images = torch.tensor([each.images_of_a_step(plan["batch"]) for each in pair])
+    work = torch.tensor([median(unlimited[each]) for each in pair]) / images
+    bits = torch.tensor([8.0 * sent[each] for each in pair]) / images
+    rate = torch.zeros(1)
+    for _ in range(3):
+        # share = seconds of ddp / seconds of the seed
+        rate[0] = (plan["seed_share"] * bits[1] - bits[0]) / (work[0] - plan["seed_share"] * work[1])
+        dist.broadcast(rate, src=0)
+        set_rate(plan["namespaces"], rate.item())
+        timed = measure({each: steps[each] for each in pair}, 1)
+        measured = torch.tensor([timed[each][0] for each in pair]) / images
+        bits = ((measured - work) * rate).clamp(min=0)
+    return rate.item()
 
 
 def line(

@@ -55,6 +55,7 @@ def build_step(subject: Subject, twin: Twin) -> Step:
         activations=subject.layout if subject.layout in ("sharded", "replicated") else "replicated",
         overlap_chunks=subject.overlap_chunks,
         precision=twin.precision,
+        tp_across_nodes=True,
         device="cpu",
     ).build(Environment.read(), build_tp_parallelize_plan)
     images_here = twin.batch // 2 if subject.layout == "sharded" else twin.batch
