@@ -4,6 +4,7 @@ python -m benchmarks.link.rank <plan.json> <result.json>
 """
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -29,12 +30,12 @@ def main() -> None:
     # DistributedDataParallel settles its buckets in the second step.
     traffic = {subject: [count(step) for _ in range(3 if subject.layout == "ddp" else 1)][-1] for subject, step in steps.items()}
     sent = {subject: sum(line.sent_bytes for line in lines) for subject, lines in traffic.items()}
-    unlimited = measure(steps, plan["rounds"])  # the count above has warmed everything up
+    unlimited = measure(steps, max(2, plan["rounds"] - 1))  # the count above has warmed everything up
     rate = calibrated(steps, unlimited, sent, plan)
     rows = [line(subject, None, unlimited, unlimited, sent, twin.batch) for subject in subjects]
     for factor in plan["factors"]:
         set_rate(plan["namespaces"], rate * factor)
-        timed = measure(steps, plan["rounds"])
+        timed = measure(steps, plan["rounds"] if factor == 1.0 else max(2, plan["rounds"] - 1))
         rows += [line(subject, rate * factor, timed, unlimited, sent, twin.batch) for subject in subjects]
     if Environment.read().world.rank == 0:
         calls = {str(subject): {each.kind: each.calls for each in lines} for subject, lines in traffic.items()}
@@ -64,22 +65,24 @@ def calibrated(
 ) -> float:
     """The rate in bits a second at which the seed's layout reaches its share of data parallelism. Every rank must call it.
 
-    Seconds an image are work + bits / rate. What the wire really adds at the first guess corrects the bits for the next.
+    A first guess adds the seed's bits over the rate to its work; what is measured there and at a second guess is interpolated,
+    logarithm over logarithm.
     """
-    pair = [each for name in ("ddp", "seed") for each in steps if each.layout == name and not each.tail]
-    images = torch.tensor([each.images_of_a_step(plan["batch"]) for each in pair])
-    work = torch.tensor([median(unlimited[each]) for each in pair]) / images
-    bits = torch.tensor([8.0 * sent[each] for each in pair]) / images
-    rate = torch.zeros(1)
-    for _ in range(3):
-        # share = seconds of ddp / seconds of the seed
-        rate[0] = (plan["seed_share"] * bits[1] - bits[0]) / (work[0] - plan["seed_share"] * work[1])
-        dist.broadcast(rate, src=0)
-        set_rate(plan["namespaces"], rate.item())
-        timed = measure({each: steps[each] for each in pair}, 1)
-        measured = torch.tensor([timed[each][0] for each in pair]) / images
-        bits = ((measured - work) * rate).clamp(min=0)
-    return rate.item()
+    ddp, seed = (each for name in ("ddp", "seed") for each in steps if each.layout == name and not each.tail)
+    batch, target = plan["batch"], plan["seed_share"]
+    seconds_an_image = median(unlimited[ddp]) / ddp.images_of_a_step(batch)
+    wire_s = batch * seconds_an_image / target - median(unlimited[seed])
+    tried: list[tuple[float, float]] = []
+    rate = 8 * sent[seed] / wire_s
+    for _ in range(2):
+        rate = set_rate(plan["namespaces"], rate)
+        timed = measure({each: steps[each] for each in (ddp, seed)}, 2)
+        share = min(timed[ddp]) / min(timed[seed]) * batch / ddp.images_of_a_step(batch)
+        tried.append((math.log(rate), math.log(share)))
+        rate *= target / share
+    (first, low), (second, high) = tried
+    slope = (high - low) / (second - first) if abs(second - first) > 0.02 else 1.0
+    return set_rate(plan["namespaces"], math.exp(second + (math.log(target) - high) / slope))
 
 
 def line(
@@ -116,9 +119,10 @@ def median(values: Sequence[float]) -> float:
     return torch.tensor(values, dtype=torch.float64).quantile(0.5).item()
 
 
-def set_rate(namespaces: Sequence[str], rate: float | None) -> None:
-    """Limit both directions of the wire, in bits a second. Every rank must call it."""
-    dist.barrier()
+def set_rate(namespaces: Sequence[str], rate: float | None) -> float:
+    """Limit both directions of the wire, in bits a second, to what rank 0 says. Every rank must call it. Returns: that rate."""
+    agreed = torch.tensor([rate or math.inf], dtype=torch.float64)
+    dist.broadcast(agreed, src=0)
     if Environment.read().world.rank == 0:
         for namespace in namespaces:
             inside = ["ip", "netns", "exec", namespace, "tc", "qdisc"]
@@ -127,6 +131,7 @@ def set_rate(namespaces: Sequence[str], rate: float | None) -> None:
                 shape = ["tbf", "rate", f"{rate:.0f}bit", "burst", "64kb", "limit", "4mb"]
                 subprocess.run([*inside, "add", "dev", "wire", "root", *shape], check=True)
     dist.barrier()
+    return agreed.item()
 
 
 if __name__ == "__main__":

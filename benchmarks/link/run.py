@@ -38,7 +38,10 @@ def main() -> None:
     if reason := missing():
         sys.exit(f"this benchmark needs two hosts: {reason}")
     result = measure_on_two_hosts(arguments)
+    result["at_seed_share"] = at_seed_share(result["rows"])
     show(result["rows"], result["plan"])
+    for line in result["at_seed_share"]:
+        print("{layout}, {overlap_chunks} chunks, tail {tail}: {ratio_to_ddp:.1%}".format(**line))
     (RESULTS / "link.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(result["rows"], RESULTS / "link.png")
 
@@ -108,6 +111,28 @@ def show(rows: list[dict[str, Any]], plan: dict[str, Any]) -> None:
         cells = [f"{found[rate]['ratio_to_ddp']:.1%} ({found[rate]['limit_ratio']:.0%})" for rate in rates]
         table.add_row(*map(str, key), f"{found[rates[0]]['sent_bytes'] / 1e6:.1f}", *cells)
     Console(width=150).print(table)
+
+
+def at_seed_share(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every subject's share at the rate where the seed's layout has exactly its own, from the two lowest rates.
+
+    The calibrated rate meets that share within the noise of a step; shares follow the rate as a power, here that of a straight
+    line between logarithms.
+    """
+    low, high, *_ = _rates(rows)
+    found = _by_subject(rows)
+    step = math.log(high / low)
+
+    def slope(which: dict[float, dict[str, Any]]) -> float:
+        return math.log(which[high]["ratio_to_ddp"] / which[low]["ratio_to_ddp"]) / step
+
+    seed = found["seed", 1, False]
+    away = math.log(SEED_SHARE / seed[low]["ratio_to_ddp"]) / slope(seed)  # logarithm of the wanted rate over the lowest
+    return [
+        {"layout": layout, "overlap_chunks": chunks, "tail": tail, "rate_mbit": low * math.exp(away)}
+        | {"ratio_to_ddp": which[low]["ratio_to_ddp"] * math.exp(slope(which) * away)}
+        for (layout, chunks, tail), which in found.items()
+    ]
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

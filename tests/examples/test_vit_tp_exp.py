@@ -50,8 +50,9 @@ def test_data_parallel_meshes_equal_one_process(settings):
 
 
 @pytest.mark.parametrize("activations", LAYOUTS)
-def test_dp_2_times_tp_2_equals_one_process(activations):
-    settings = {"activations": activations, "tp_size": 2}
+@pytest.mark.parametrize("tp_size", [1, 2, 4])  # 4: six heads filled up to eight
+def test_every_mesh_of_four_equals_one_process(activations, tp_size):
+    settings = {"activations": activations, "tp_size": tp_size}
     for found in run_on_ranks(differences_from_one_process, 4, "deit_digits_patch8_32", settings, torch.float64):
         assert_equal_in_float64(found)
 

@@ -3,12 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
 
+from benchmarks.link.seed_layout import build_in_seed_layout
 from tests.helpers.equality import MODELS
 from tests.helpers.ranks import build_accelerator, run_on_ranks
 from tinyexp.models.vit.build import build_vit
 from tinyexp.models.vit.plan import branches, residual_stream
-from tinyexp.models.vit.presets import PRESETS
+from tinyexp.models.vit.presets import PRESETS, ViTShape
 from tinyexp.parallel.report import Traffic, TrafficCounter, branch_traffic, total
 
 NAME = "deit_digits_patch8_32"
@@ -49,6 +51,31 @@ def test_the_prediction_is_what_is_counted(ranks, settings, options):
     for predicted, counted in run_on_ranks(predicted_and_counted, ranks, settings, options):
         assert predicted == counted
         assert sum(line.calls for line in counted) > 0
+
+
+def counted(layout: str) -> tuple[int, int]:
+    """Calls and bytes of one forward and backward under autocast, two blocks without the tail, gradients left out."""
+    torch.set_num_threads(1)
+    accelerator = build_accelerator(activations="sharded" if layout == "sharded" else "replicated", precision="bf16")
+    shape = ViTShape(patch_size=16, embed_dim=48, depth=2, num_heads=2)
+    images = torch.randn(IMAGES // accelerator.replica.size, 3, 64, 64)
+    if layout == "seed":
+        model = build_in_seed_layout(shape, img_size=64, num_classes=10, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        model = build_vit(shape, img_size=64, num_classes=10, class_token_tail=False)
+        accelerator.place(model)
+    with TrafficCounter() as counter, accelerator.autocast():
+        model(images).float().square().sum().backward()
+    return counter.calls, sum(line.sent_bytes for line in counter.traffic)
+
+
+def test_the_layout_of_stock_styles_makes_half_as_many_calls_again_and_sends_two_and_a_half_times_the_bytes():
+    (calls, stock_bytes), *_ = run_on_ranks(counted, 2, "seed")
+    assert calls == 6 * 2  # 72 for DeiT-S, where ours makes 48
+    for layout, own_calls in (("replicated", 4 * 2), ("sharded", 8 * 2)):
+        (calls, own_bytes), *_ = run_on_ranks(counted, 2, layout)
+        assert calls == own_calls
+        assert own_bytes / stock_bytes <= 0.42
 
 
 def deit_small(activations: str, *, tail: bool = True, num_chunks: int = 1) -> list[Traffic]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.cpu import CPUAccelerator
@@ -13,6 +14,7 @@ from tinyexp.accelerators.ddp import DDPAccelerator
 from tinyexp.accelerators.process_group import open_process_group, pretended_process_group
 from tinyexp.accelerators.tensor_parallel import TPAccelerator
 from tinyexp.errors import ConfigError, MachineError
+from tinyexp.parallel.check import plan_problems
 from tinyexp.parallel.mesh import MeshShape, build_mesh, divisors, mesh_shape
 from tinyexp.parallel.plan import PlanBuilder
 from tinyexp.parallel.schedule import ACTIVATION_LAYOUTS
@@ -72,6 +74,22 @@ class AcceleratorCfg:
                 f"accelerator_cfg.tp_size={self.tp_size} needs accelerator_cfg.accelerator=tp, got {self.accelerator}"
             )
         return MeshShape(dp=world_size, tp=1)
+
+    def mesh_problems(self, world_size: int, model: nn.Module, build_plan: PlanBuilder, *, drop_rate: float) -> list[str]:
+        """Why `world_size` processes cannot train the model together; it may be on the meta device."""
+        try:
+            shape = self.mesh_shape(world_size)
+        except ConfigError as error:
+            return [str(error)]
+        if shape.tp == 1:
+            return []
+        found = plan_problems(model, build_plan(model, activations=self.activations, overlap_chunks=1), shape.tp)
+        if drop_rate:
+            found.append(
+                f"module_cfg.drop_rate={drop_rate} needs accelerator_cfg.tp_size=1, this run has {shape.tp}: dropout inside a "
+                "shard draws other masks than one process; DeiT trains with 0 and with module_cfg.drop_path_rate"
+            )
+        return found
 
     def num_replicas(self, shape: MeshShape) -> int:
         """Processes or groups that read images of their own."""

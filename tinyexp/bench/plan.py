@@ -1,6 +1,6 @@
 """`mode=plan`: what a run would shard, send and hold, found before any process starts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 
 from rich.console import Console
@@ -8,15 +8,33 @@ from rich.table import Table
 from torch import nn
 
 from tinyexp.accelerators.base import Accelerator
+from tinyexp.accelerators.config import AcceleratorCfg
 from tinyexp.parallel.apply import Parameters
-from tinyexp.parallel.plan import pattern_of
+from tinyexp.parallel.plan import PlanBuilder, pattern_of
 from tinyexp.parallel.report import Traffic
 
 OPTIMIZER_COPIES = 2  # AdamW's two moments
 
 
-def plan_page(accelerator: Accelerator, traffic: Sequence[Traffic], *, label: str, averaged: bool) -> str:
-    """The page as text, of an accelerator that has prepared a model. Its tensors may be on the meta device."""
+def plan_page(
+    cfg: AcceleratorCfg,
+    model: nn.Module,
+    *,
+    build_plan: PlanBuilder,
+    residual_stream: Callable[[nn.Module, int], tuple[int, int, int]],
+    num_processes: int,
+    device_type: str,
+    batch: int,
+    averaged: bool,
+) -> str:
+    """The page as text. The model is on the meta device, the processes are pretended; the code is that of the run."""
+    with cfg.pretended(num_processes, device_type, build_plan) as accelerator:
+        accelerator.prepare(model)
+        traffic = accelerator.traffic(residual_stream(model, batch))
+        return _page(accelerator, traffic, label=cfg.label(accelerator.mesh.shape), averaged=averaged)
+
+
+def _page(accelerator: Accelerator, traffic: Sequence[Traffic], *, label: str, averaged: bool) -> str:
     console = Console(file=StringIO(), width=120)
     parameters = accelerator.parameters
     console.print(f"{label}, {accelerator.world.size} processes, {accelerator.precision}", highlight=False)

@@ -84,9 +84,10 @@ class BenchResult:
 
 def measure_training_step(
     state: TrainState,
-    images: Tensor,
-    targets: Tensor,
     *,
+    batch: int,
+    image_size: int,
+    num_classes: int,
     cfg: BenchCfg,
     criterion: Criterion,
     mixer: Mixer | None,
@@ -96,6 +97,8 @@ def measure_training_step(
     """Time the whole step, and forward with backward alone; count memory and traffic. Every rank must call it."""
     accelerator = state.accelerator
     accelerator.training_model.train()
+    images = torch.randn(batch, 3, image_size, image_size, device=accelerator.device, dtype=accelerator.dtype)
+    targets = torch.randint(num_classes, (batch,), device=accelerator.device)
 
     def mixed() -> tuple[Tensor, Tensor]:
         return mixer(images.clone(), targets) if mixer is not None else (images, targets)
@@ -116,19 +119,19 @@ def measure_training_step(
     cuda = accelerator.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    whole = _time(training_step, accelerator, len(images), cfg)
+    whole = _time(training_step, accelerator, batch, cfg)
     peak = torch.cuda.max_memory_allocated() if cuda else None
     with TrafficCounter() as counter:
         training_step()
     short = replace(cfg, warmup_steps=min(cfg.warmup_steps, 2))
     return BenchResult(
         run=label,
-        batch_per_rank=len(images),
-        global_batch=len(images) * accelerator.replica.size,
+        batch_per_rank=batch,
+        global_batch=batch * accelerator.replica.size,
         warmup_steps=cfg.warmup_steps,
         measure_steps=cfg.measure_steps,
         training_step=whole,
-        forward_backward=_time(forward_backward, accelerator, len(images), short),
+        forward_backward=_time(forward_backward, accelerator, batch, short),
         peak_memory_bytes=peak,
         held_bytes=held_bytes(state, activation_bytes(lambda: loss(*fixed))),
         traffic=counter.traffic,

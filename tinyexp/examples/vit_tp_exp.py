@@ -43,7 +43,6 @@ from tinyexp.models.vit.plan import build_tp_parallelize_plan, residual_stream
 from tinyexp.observability.log import RunLog, show_summary, write_summary
 from tinyexp.observability.plots import draw_curves
 from tinyexp.observability.wandb_log import WandbCfg
-from tinyexp.parallel.check import plan_problems
 from tinyexp.process import Axis, Environment, preserve_random_state, seed_everything
 from tinyexp.redis_cache.config import RedisCfg
 from tinyexp.training.checkpoint import (
@@ -238,12 +237,13 @@ class VitTpExp(TinyExp):
         return results
 
     def _measure(self, cfg: AcceleratorCfg, batch: int) -> BenchResult:
-        accelerator, size = self._accelerator(cfg), self.dataloader_cfg.input_size
+        accelerator = self._accelerator(cfg)
         mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
         return measure_training_step(
             self.build_state(accelerator),
-            torch.randn(batch, 3, size, size, device=accelerator.device, dtype=accelerator.dtype),
-            torch.randint(self.module_cfg.num_classes, (batch,), device=accelerator.device),
+            batch=batch,
+            image_size=self.dataloader_cfg.input_size,
+            num_classes=self.module_cfg.num_classes,
             cfg=self.bench_cfg,
             criterion=criterion,
             mixer=mixer,
@@ -297,12 +297,17 @@ class VitTpExp(TinyExp):
 
     def preview(self) -> str:
         """`mode=plan`: what this run would shard, send and hold."""
-        device_type = "cuda" if self.ray_cfg.ray_num_gpus_per_worker and self.accelerator_cfg.device != "cpu" else "cpu"
-        with self.accelerator_cfg.pretended(self.num_processes() or 1, device_type, build_tp_parallelize_plan) as accelerator:
-            accelerator.prepare(self._on_meta())
-            stream = residual_stream(accelerator.model, self.dataloader_cfg.train_batch_size_per_device)
-            label = self.accelerator_cfg.label(accelerator.mesh.shape)
-            return plan_page(accelerator, accelerator.traffic(stream), label=label, averaged=self.ema_cfg.model_ema)
+        on_gpu = self.ray_cfg.ray_num_gpus_per_worker and self.accelerator_cfg.device != "cpu"
+        return plan_page(
+            self.accelerator_cfg,
+            self._on_meta(),
+            build_plan=build_tp_parallelize_plan,
+            residual_stream=residual_stream,
+            num_processes=self.num_processes() or 1,
+            device_type="cuda" if on_gpu else "cpu",
+            batch=self.dataloader_cfg.train_batch_size_per_device,
+            averaged=self.ema_cfg.model_ema,
+        )
 
     def _accelerator(self, cfg: AcceleratorCfg) -> Accelerator:
         device = cfg.device if self.ray_cfg.ray_num_gpus_per_worker else "cpu"
@@ -386,18 +391,8 @@ class VitTpExp(TinyExp):
         num_processes = self.num_processes()
         if num_processes is None:
             return []  # a cluster decides, and the ranks check again
-        try:
-            shape = self.accelerator_cfg.mesh_shape(num_processes)
-        except ConfigError as error:
-            return [str(error)]
-        model = self._on_meta()
-        found = plan_problems(model, build_tp_parallelize_plan(model), shape.tp)
-        if self.module_cfg.drop_rate and shape.tp > 1:
-            found.append(
-                f"module_cfg.drop_rate={self.module_cfg.drop_rate} needs accelerator_cfg.tp_size=1, this run has {shape.tp}: "
-                "dropout inside a shard draws other masks than one process; DeiT trains with 0 and with drop_path_rate"
-            )
-        return found
+        model, drop_rate = self._on_meta(), self.module_cfg.drop_rate
+        return self.accelerator_cfg.mesh_problems(num_processes, model, build_tp_parallelize_plan, drop_rate=drop_rate)
 
     def _on_meta(self) -> VisionTransformer:
         """The model without memory for its weights."""
