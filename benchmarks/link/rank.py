@@ -63,21 +63,21 @@ def measure(steps: dict[Subject, Step], rounds: int) -> dict[Subject, list[float
 def calibrated(
     steps: dict[Subject, Step], unlimited: dict[Subject, list[float]], sent: dict[Subject, int], plan: dict[str, Any]
 ) -> float:
-    """The rate in bits a second at which the seed's layout reaches its share of data parallelism. Every rank must call it.
+    """The rate in bits a second at which the stock layout reaches its share of data parallelism. Every rank must call it.
 
-    A first guess adds the seed's bits over the rate to its work; what is measured there and at a second guess is interpolated,
+    A first guess adds its bits over the rate to its work; what is measured there and at a second guess is interpolated,
     logarithm over logarithm.
     """
-    ddp, seed = (each for name in ("ddp", "seed") for each in steps if each.layout == name and not each.tail)
-    batch, target = plan["batch"], plan["seed_share"]
+    ddp, stock = (each for name in ("ddp", "stock") for each in steps if each.layout == name and not each.tail)
+    batch, target = plan["batch"], plan["stock_share"]
     seconds_an_image = median(unlimited[ddp]) / ddp.images_of_a_step(batch)
-    wire_s = batch * seconds_an_image / target - median(unlimited[seed])
+    wire_s = batch * seconds_an_image / target - median(unlimited[stock])
     tried: list[tuple[float, float]] = []
-    rate = 8 * sent[seed] / wire_s
+    rate = 8 * sent[stock] / wire_s
     for _ in range(2):
         rate = set_rate(plan["namespaces"], rate)
-        timed = measure({each: steps[each] for each in (ddp, seed)}, 2)
-        share = min(timed[ddp]) / min(timed[seed]) * batch / ddp.images_of_a_step(batch)
+        timed = measure({each: steps[each] for each in (ddp, stock)}, 2)
+        share = min(timed[ddp]) / min(timed[stock]) * batch / ddp.images_of_a_step(batch)
         tried.append((math.log(rate), math.log(share)))
         rate *= target / share
     (first, low), (second, high) = tried
@@ -93,7 +93,7 @@ def line(
     sent: dict[Subject, int],
     batch: int,
 ) -> dict[str, object]:
-    """One row of the result. Data parallelism with the same tail is what it is compared with, the seed's with the one without."""
+    """One row of the result. It is compared with data parallelism that has the tail, or has none, as the subject."""
     (ddp,) = (each for each in timed if each.layout == "ddp" and each.tail == subject.tail)
 
     def speed(which: Subject, seconds: float) -> float:

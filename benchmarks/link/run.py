@@ -3,8 +3,8 @@ whose rate is set.
 
     python -m benchmarks.link.run
 
-The rate is first set so that the seed's layout (stock PyTorch styles, see `seed_layout`) reaches 17 % of data parallelism, as
-the seed measured for DeiT-S on two cards over PCIe; then everything takes turns at that rate, at twice and at five times of it,
+The rate is first set so that the layout of stock PyTorch styles (see `stock_layout`) reaches 17 % of data parallelism, as
+was published for DeiT-S on two cards over PCIe; then everything takes turns at that rate, at twice and at five times of it,
 and without a limit. Root and iproute2 are needed. Writes benchmarks/results/link.json and link.png.
 """
 
@@ -22,7 +22,7 @@ from rich.table import Table
 from tests.helpers.hosts import ROOT, missing, two_hosts
 
 RESULTS = Path(__file__).parents[1] / "results"
-SEED_SHARE = 0.17  # 304 of 1737 images/s is 17.5 %; the seed says 17 %
+STOCK_SHARE = 0.17  # 304 of 1737 images/s is 17.5 %; the published reading is 17 %
 PORT = 29431
 
 
@@ -33,14 +33,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="images of a group; embed_dim is 3 / 2 of it")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--factors", type=float, nargs="*", default=[1.0, 2.0, 5.0])
-    parser.add_argument("--only", nargs="*", help="subjects to keep besides seed and ddp, as printed")
+    parser.add_argument("--only", nargs="*", help="subjects to keep besides stock and ddp, as printed")
     arguments = parser.parse_args()
     if reason := missing():
         sys.exit(f"this benchmark needs two hosts: {reason}")
     result = measure_on_two_hosts(arguments)
-    result["at_seed_share"] = at_seed_share(result["rows"])
+    result["at_stock_share"] = at_stock_share(result["rows"])
     show(result["rows"], result["plan"])
-    for line in result["at_seed_share"]:
+    for line in result["at_stock_share"]:
         print("{layout}, {overlap_chunks} chunks, tail {tail}: {ratio_to_ddp:.1%}".format(**line))
     (RESULTS / "link.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(result["rows"], RESULTS / "link.png")
@@ -48,7 +48,7 @@ def main() -> None:
 
 def subjects(only: list[str] | None) -> list[dict[str, Any]]:
     """The lines of the table."""
-    found: list[dict[str, Any]] = [{"layout": "ddp", "tail": tail} for tail in (False, True)] + [{"layout": "seed"}]
+    found: list[dict[str, Any]] = [{"layout": "ddp", "tail": tail} for tail in (False, True)] + [{"layout": "stock"}]
     for layout in ("sharded", "replicated"):
         found += [{"layout": layout, "overlap_chunks": chunks} for chunks in (1, 2, 4)]
         found.append({"layout": layout, "overlap_chunks": 4, "tail": True})
@@ -56,7 +56,7 @@ def subjects(only: list[str] | None) -> list[dict[str, Any]]:
         return found
     from benchmarks.link.subjects import Subject
 
-    return [each for each in found if each["layout"] in ("ddp", "seed") or str(Subject(**each)) in only]
+    return [each for each in found if each["layout"] in ("ddp", "stock") or str(Subject(**each)) in only]
 
 
 def measure_on_two_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def measure_on_two_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
             "precision": arguments.precision,
             "rounds": arguments.rounds,
             "factors": arguments.factors,
-            "seed_share": SEED_SHARE,
+            "stock_share": STOCK_SHARE,
             "subjects": subjects(arguments.only),
             "namespaces": [host.namespace for host in hosts],
         }
@@ -113,8 +113,8 @@ def show(rows: list[dict[str, Any]], plan: dict[str, Any]) -> None:
     Console(width=150).print(table)
 
 
-def at_seed_share(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every subject's share at the rate where the seed's layout has exactly its own, from the two lowest rates.
+def at_stock_share(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every subject's share at the rate where the stock layout has exactly its own, from the two lowest rates.
 
     The calibrated rate meets that share within the noise of a step; shares follow the rate as a power, here that of a straight
     line between logarithms.
@@ -126,8 +126,8 @@ def at_seed_share(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def slope(which: dict[float, dict[str, Any]]) -> float:
         return math.log(which[high]["ratio_to_ddp"] / which[low]["ratio_to_ddp"]) / step
 
-    seed = found["seed", 1, False]
-    away = math.log(SEED_SHARE / seed[low]["ratio_to_ddp"]) / slope(seed)  # logarithm of the wanted rate over the lowest
+    stock = found["stock", 1, False]
+    away = math.log(STOCK_SHARE / stock[low]["ratio_to_ddp"]) / slope(stock)  # logarithm of the wanted rate over the lowest
     return [
         {"layout": layout, "overlap_chunks": chunks, "tail": tail, "rate_mbit": low * math.exp(away)}
         | {"ratio_to_ddp": which[low]["ratio_to_ddp"] * math.exp(slope(which) * away)}
@@ -145,7 +145,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     rates = _rates(rows)
     ticks = [*rates[:-1], rates[-2] * 2.5]  # no limit stands at the right end
     figure, axes = plt.subplots(figsize=(8, 4.5))
-    colours = {"seed": "0.4", "sharded": "C0", "replicated": "C1"}
+    colours = {"stock": "0.4", "sharded": "C0", "replicated": "C1"}
     styles = {1: "--", 2: "-.", 4: "-"}
     for (layout, chunks, tail), found in _by_subject(rows).items():
         if layout == "ddp" or tail:

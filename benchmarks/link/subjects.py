@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.link.seed_layout import build_in_seed_layout
+from benchmarks.link.stock_layout import build_in_stock_layout
 from tinyexp.accelerators.config import AcceleratorCfg
 from tinyexp.models.vit.build import build_vit
 from tinyexp.models.vit.plan import build_tp_parallelize_plan
@@ -25,7 +25,7 @@ Step = Callable[[], None]
 class Subject:
     """One line of the table."""
 
-    layout: str  # seed, ddp, sharded or replicated
+    layout: str  # stock, ddp, sharded or replicated
     overlap_chunks: int = 1
     tail: bool = False
 
@@ -62,8 +62,8 @@ def build_step(subject: Subject, twin: Twin) -> Step:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(images_here, 3, twin.img_size, twin.img_size, generator=generator)
     targets = torch.randint(NUM_CLASSES, (images_here,), generator=generator)
-    if subject.layout == "seed":
-        model = build_in_seed_layout(
+    if subject.layout == "stock":
+        model = build_in_stock_layout(
             twin.shape, img_size=twin.img_size, num_classes=NUM_CLASSES, mesh=init_device_mesh("cpu", (2,))
         )
         return _plain_step(model, images, targets, accelerator.autocast)

@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.link.seed_layout import build_in_seed_layout
+from benchmarks.link.stock_layout import build_in_stock_layout
 from tinyexp.accelerators.config import AcceleratorCfg
 from tinyexp.bench.memory import activation_bytes
 from tinyexp.launch.local import run_local
@@ -42,12 +42,12 @@ SHAPE = PRESETS["deit_small_patch16_224"]
 class Subject:
     """One line of the table."""
 
-    layout: str  # seed, sharded or replicated
+    layout: str  # stock, sharded or replicated
     recompute: str = "none"
     tail: bool = False
 
 
-SUBJECTS = [Subject("seed")] + [
+SUBJECTS = [Subject("stock")] + [
     Subject(layout, recompute, tail)
     for layout in ("sharded", "replicated")
     for recompute, tail in (("none", False), ("gelu", False), ("block", False), ("none", True))
@@ -69,10 +69,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = run_local(partial(measure, arguments.batch, arguments.rounds), 2)[0]
     table = Table(title=f"DeiT-S, two ranks, bf16 autocast, {arguments.batch} images")
-    for column in ("layout", "recompute", "tail", "MiB kept a rank an image", "of the seed's", "step, of the same without"):
+    for column in ("layout", "recompute", "tail", "MiB kept a rank an image", "of the stock layout", "step, of the same without"):
         table.add_column(column, justify="right")
     for row in rows:
-        cells = (f"{row['mib_an_image']:.2f}", f"{row['ratio_to_seed']:.3f}", f"{row['step_ratio']:.3f}")
+        cells = (f"{row['mib_an_image']:.2f}", f"{row['ratio_to_stock']:.3f}", f"{row['step_ratio']:.3f}")
         table.add_row(row["layout"], row["recompute"], str(row["tail"]), *cells)
     Console(width=110).print(table)
     RESULTS.write_text(json.dumps({"batch": arguments.batch, "rows": rows}, indent=1) + "\n")
@@ -98,23 +98,23 @@ def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
         plain = taken[replace(subject, recompute="none")]
         return median(own / other for own, other in zip(taken[subject], plain, strict=True))
 
-    seed = kept[SUBJECTS[0]]
+    stock = kept[SUBJECTS[0]]
     return [
         asdict(subject)
-        | {"mib_an_image": bytes_kept / 2**20, "ratio_to_seed": bytes_kept / seed, "step_ratio": step_ratio(subject)}
+        | {"mib_an_image": bytes_kept / 2**20, "ratio_to_stock": bytes_kept / stock, "step_ratio": step_ratio(subject)}
         for subject, bytes_kept in kept.items()
     ]
 
 
 def build(subject: Subject, batch: int) -> Runner:
     """Every rank must call it, and the runner's functions, together."""
-    layout = "replicated" if subject.layout == "seed" else subject.layout
+    layout = "replicated" if subject.layout == "stock" else subject.layout
     cfg = AcceleratorCfg(activations=layout, precision="bf16", device="cpu")
     accelerator = cfg.build(Environment.read(), build_tp_parallelize_plan)
     images = torch.randn(batch // accelerator.replica.size, 3, 224, 224)
     classes = torch.zeros(len(images), dtype=torch.long)
-    if subject.layout == "seed":
-        model = build_in_seed_layout(SHAPE, img_size=224, num_classes=1000, mesh=init_device_mesh("cpu", (2,)))
+    if subject.layout == "stock":
+        model = build_in_stock_layout(SHAPE, img_size=224, num_classes=1000, mesh=init_device_mesh("cpu", (2,)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
     else:
         model = build_vit(SHAPE, class_token_tail=subject.tail, recompute=subject.recompute)
@@ -127,7 +127,7 @@ def build(subject: Subject, batch: int) -> Runner:
         return F.cross_entropy(logits.float(), classes)
 
     def step() -> None:
-        if subject.layout == "seed":
+        if subject.layout == "stock":
             loss().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.link.seed_layout import build_in_seed_layout
+from benchmarks.link.stock_layout import build_in_stock_layout
 from benchmarks.peers.by_hand import HandWrittenTP
 from tinyexp.accelerators.config import AcceleratorCfg
 from tinyexp.models.vit.build import build_vit
@@ -66,7 +66,7 @@ def tutorial(setting: Setting) -> Step:
     """Stock PyTorch styles, as in the tutorial on tensor parallelism."""
     ours(setting)  # joins the process group
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
-    return _loop(build_in_seed_layout(setting.shape, img_size=224, num_classes=NUM_CLASSES, mesh=mesh), setting)
+    return _loop(build_in_stock_layout(setting.shape, img_size=224, num_classes=NUM_CLASSES, mesh=mesh), setting)
 
 
 def fabric(setting: Setting) -> Step:
@@ -76,7 +76,7 @@ def fabric(setting: Setting) -> Step:
 
     ours(setting)
     strategy = ModelParallelStrategy(
-        lambda model, mesh: build_in_seed_layout(
+        lambda model, mesh: build_in_stock_layout(
             setting.shape, img_size=224, num_classes=NUM_CLASSES, mesh=mesh["tensor_parallel"]
         ),
         data_parallel_size=1,
@@ -84,7 +84,7 @@ def fabric(setting: Setting) -> Step:
     )
     runner = Fabric(accelerator="cpu", devices=2, strategy=strategy)
     runner.launch()
-    model = runner.setup_module(build_in_seed_layout(setting.shape, img_size=224, num_classes=NUM_CLASSES, mesh=None))
+    model = runner.setup_module(build_in_stock_layout(setting.shape, img_size=224, num_classes=NUM_CLASSES, mesh=None))
     optimizer: Any = runner.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=5e-4))
     images, classes = setting.data()
 

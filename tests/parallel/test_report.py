@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.link.seed_layout import build_in_seed_layout
+from benchmarks.link.stock_layout import build_in_stock_layout
 from tests.helpers.equality import MODELS
 from tests.helpers.ranks import build_accelerator, run_on_ranks
 from tinyexp.models.vit.build import build_vit
@@ -59,8 +59,8 @@ def counted(layout: str) -> tuple[int, int]:
     accelerator = build_accelerator(activations="sharded" if layout == "sharded" else "replicated", precision="bf16")
     shape = ViTShape(patch_size=16, embed_dim=48, depth=2, num_heads=2)
     images = torch.randn(IMAGES // accelerator.replica.size, 3, 64, 64)
-    if layout == "seed":
-        model = build_in_seed_layout(shape, img_size=64, num_classes=10, mesh=init_device_mesh("cpu", (2,)))
+    if layout == "stock":
+        model = build_in_stock_layout(shape, img_size=64, num_classes=10, mesh=init_device_mesh("cpu", (2,)))
     else:
         model = build_vit(shape, img_size=64, num_classes=10, class_token_tail=False)
         accelerator.place(model)
@@ -70,7 +70,7 @@ def counted(layout: str) -> tuple[int, int]:
 
 
 def test_the_layout_of_stock_styles_makes_half_as_many_calls_again_and_sends_two_and_a_half_times_the_bytes():
-    (calls, stock_bytes), *_ = run_on_ranks(counted, 2, "seed")
+    (calls, stock_bytes), *_ = run_on_ranks(counted, 2, "stock")
     assert calls == 6 * 2  # 72 for DeiT-S, where ours makes 48
     for layout, own_calls in (("replicated", 4 * 2), ("sharded", 8 * 2)):
         (calls, own_bytes), *_ = run_on_ranks(counted, 2, layout)

@@ -28,7 +28,7 @@ def runs_to_compare(shape: MeshShape, cfg: AcceleratorCfg, batch: int, *, multip
 
 
 def show_comparison(results: Sequence[BenchResult]) -> None:
-    """Print the seed's line for each run, then one table, a column for each."""
+    """Print the line of each run, then one table, a column for each."""
     for result in results:
         print(result.line(), flush=True)
     first = results[0]

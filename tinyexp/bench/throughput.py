@@ -68,7 +68,7 @@ class BenchResult:
     timm: str
 
     def line(self) -> str:
-        """The seed's one-line shape. Without CUDA the memory is what was counted, and says so."""
+        """One line to search logs for. Without CUDA the memory is what was counted, and says so."""
         counted = self.peak_memory_bytes is None
         memory = self.held_bytes.total if self.peak_memory_bytes is None else self.peak_memory_bytes
         return (
