@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test check golden startup exits crosscheck-l2 clean
+.PHONY: demo test check golden link peers memory startup exits crosscheck-l2 clean
 
 demo: .venv/.ready
 	$(PY) -m tinyexp.data.digits data/digits
@@ -22,6 +22,16 @@ golden: .venv/.ready
 
 crosscheck-l2: .venv/.ready
 	$(PY) benchmarks/crosscheck/l2.py $(KEYS)
+
+link: .venv/.ready
+	$(PY) -m benchmarks.link.run
+
+peers: .venv/.ready
+	$(PY) -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[bench]'
+	$(PY) -m benchmarks.peers.run --rounds 15
+
+memory: .venv/.ready
+	$(PY) -m benchmarks.memory.run
 
 startup: .venv/.ready
 	$(PY) benchmarks/startup/run.py

@@ -31,17 +31,7 @@ class SeparateAttention(nn.Module):
 
 def build_in_stock_layout(shape: ViTShape, *, img_size: int, num_classes: int, mesh: DeviceMesh | None) -> nn.Module:
     """The model, sharded over a one-dimensional mesh; the same on every rank. `mesh=None` leaves it whole."""
-    torch.manual_seed(0)
-    model = VisionTransformer(
-        img_size=img_size,
-        patch_size=shape.patch_size,
-        embed_dim=shape.embed_dim,
-        depth=shape.depth,
-        num_heads=shape.num_heads,
-        num_classes=num_classes,
-        norm_layer=partial(nn.LayerNorm, eps=1e-6),  # pyright: ignore[reportArgumentType]
-        attn_layer=SeparateAttention,
-    )
+    model = build_timm(shape, img_size=img_size, num_classes=num_classes, attn_layer=SeparateAttention)
     if mesh is None:
         return model
     plan: dict[str, ParallelStyle] = {
@@ -53,3 +43,18 @@ def build_in_stock_layout(shape: ViTShape, *, img_size: int, num_classes: int, m
         "blocks.*.mlp.fc2": RowwiseParallel(),
     }
     return parallelize_module(model, mesh, plan)
+
+
+def build_timm(shape: ViTShape, *, img_size: int = 224, num_classes: int = 1000, **options: object) -> VisionTransformer:
+    """timm's own model, the same on every rank."""
+    torch.manual_seed(0)
+    return VisionTransformer(
+        img_size=img_size,
+        patch_size=shape.patch_size,
+        embed_dim=shape.embed_dim,
+        depth=shape.depth,
+        num_heads=shape.num_heads,
+        num_classes=num_classes,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),  # pyright: ignore[reportArgumentType]
+        **options,  # pyright: ignore[reportArgumentType]
+    )

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.link.stock_layout import build_in_stock_layout
+from benchmarks.link.stock_layout import build_in_stock_layout, build_timm
 from benchmarks.peers.by_hand import HandWrittenTP
 from tinyexp.accelerators.config import AcceleratorCfg
 from tinyexp.models.vit.build import build_vit
@@ -99,33 +98,19 @@ def fabric(setting: Setting) -> Step:
 def data_parallel(setting: Setting) -> Step:
     """timm's own model in DistributedDataParallel."""
     ours(setting)
-    return _loop(DistributedDataParallel(_timm(setting)), setting)
+    return _loop(DistributedDataParallel(build_timm(setting.shape)), setting)
 
 
 def by_hand(setting: Setting) -> Step:
     """The arithmetic and exchanges of our sharded layout, written out with blocking collectives and nothing else."""
     ours(setting)
-    torch.manual_seed(0)
-    model = HandWrittenTP(_timm(setting))
+    model = HandWrittenTP(build_timm(setting.shape))
     return _loop(model, setting, after_backward=model.average_gradients)
 
 
 def timm_bare(setting: Setting) -> Step:
     """timm's own model, loss, backward, AdamW."""
-    return _loop(_timm(setting), setting)
-
-
-def _timm(setting: Setting) -> VisionTransformer:
-    torch.manual_seed(0)
-    shape = setting.shape
-    return VisionTransformer(
-        patch_size=shape.patch_size,
-        embed_dim=shape.embed_dim,
-        depth=shape.depth,
-        num_heads=shape.num_heads,
-        num_classes=NUM_CLASSES,
-        norm_layer=partial(nn.LayerNorm, eps=1e-6),  # pyright: ignore[reportArgumentType]
-    )
+    return _loop(build_timm(setting.shape), setting)
 
 
 def _loop(model: nn.Module, setting: Setting, after_backward: Step | None = None) -> Step:

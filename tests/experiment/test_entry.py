@@ -49,6 +49,11 @@ MISTAKES = {
     "unknown model": ([*TINY, "module_cfg.model_name=vit_huge"], 2, ["model_name='vit_huge'", "deit_small_patch16_224"]),
     "missing data": ([*SMOKE, "dataloader_cfg.fake_data=false", "dataloader_cfg.data_root=./nowhere"], 2, ["/nowhere/train"]),
     "processes that do not divide": ([*TINY, "accelerator_cfg.tp_size=3"], 2, ["tp_size=3 does not divide the 2 processes"]),
+    "overlap of nothing": (
+        [*TINY, "accelerator_cfg.tp_size=1", "accelerator_cfg.overlap_chunks=4"],
+        2,
+        ["accelerator_cfg.overlap_chunks=4", "dp=2 tp=1"],
+    ),
     "dropout over shards": (
         [*SMOKE, "module_cfg.drop_rate=0.1"],
         2,

@@ -82,7 +82,12 @@ class AcceleratorCfg:
         except ConfigError as error:
             return [str(error)]
         if shape.tp == 1:
-            return []
+            if self.overlap_chunks == 1:
+                return []
+            return [
+                f"accelerator_cfg.overlap_chunks={self.overlap_chunks} hides the exchanges of a tensor-parallel group, and this "
+                f"run ({shape}) has none; set accelerator_cfg.overlap_chunks=1 or a larger accelerator_cfg.tp_size"
+            ]
         found = plan_problems(model, build_plan(model, activations=self.activations, overlap_chunks=1), shape.tp)
         if drop_rate:
             found.append(
@@ -139,6 +144,7 @@ class AcceleratorCfg:
                     activations=self.activations,
                     overlap_chunks=self.overlap_chunks,
                     build_plan=build_plan,
+                    on_gloo=device_type == "cpu",
                 )
 
     def _check_nodes(self, environment: Environment) -> None:

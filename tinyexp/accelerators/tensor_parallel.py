@@ -34,11 +34,13 @@ class TPAccelerator(Accelerator):
         activations: str,
         overlap_chunks: int,
         build_plan: PlanBuilder,
+        on_gloo: bool,
     ) -> None:
         super().__init__(world=world, mesh=mesh, device=device, precision=precision)
         self.activations = activations
         self._overlap_chunks = overlap_chunks
         self._build_plan = build_plan
+        self._on_gloo = on_gloo
         self._averager: GradientAverager | None = None
 
     @property
@@ -83,7 +85,7 @@ class TPAccelerator(Accelerator):
                 itemsize=self.compute_dtype.itemsize,
             )
         ]
-        if found and dist.get_backend(self.mesh.group("tp")) == "gloo":
+        if self._on_gloo:
             found = on_gloo(found, self.mesh.tp.size)
         buckets = self._averager.buckets if self._averager is not None else []
         for bucket in buckets:

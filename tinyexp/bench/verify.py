@@ -153,13 +153,20 @@ def _steps_on_mesh(accelerator: Accelerator, subject: Subject, cfg: VerifyCfg) -
         accelerator.backward(loss)
         _update(state, steps, cfg)
     _keep_results(state, steps)
+    if cfg.steps == 1:  # DistributedDataParallel settles its buckets in the second backward
+        _count(accelerator, batches, subject, steps)
+    _count(accelerator, batches, subject, steps)
+    return steps
+
+
+def _count(accelerator: Accelerator, batches: Iterator[Batch], subject: Subject, steps: Steps) -> None:
+    """Note what a forward, backward and reduction send, and what the plan says of it."""
     with TrafficCounter() as counter:
         loss, images = _loss(accelerator, batches, subject)
         accelerator.backward(loss)
     accelerator.parameters.clear_gradients()
     steps.planned = accelerator.traffic(subject.residual_stream(accelerator.model, len(images)))
     steps.counted = counter.traffic
-    return steps
 
 
 def _steps_of_one_process(accelerator: Accelerator, subject: Subject, cfg: VerifyCfg) -> Steps:
