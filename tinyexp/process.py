@@ -137,6 +137,16 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
+def seed_cpu_generators(seed: int) -> None:
+    """Seed the three generators with 64 bits, but leave those of a GPU, on which drop-path and dropout draw."""
+    import numpy
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    numpy.random.seed((seed & 0xFFFFFFFF, seed >> 32))
+    random.seed(seed)
+
+
 class RandomState:
     """The state of the three generators of this process at one moment."""
 

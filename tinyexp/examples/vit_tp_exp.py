@@ -159,7 +159,7 @@ class VitTpExp(TinyExp):
         """The official loop: an epoch of steps, the schedule, a checkpoint, an evaluation, a line of log.txt."""
         state = self.build_state(accelerator)
         loader = self.dataloader_cfg.build_train(
-            accelerator.replica, num_classes=self.module_cfg.num_classes, device_type=accelerator.device.type
+            accelerator.replica, num_classes=self.module_cfg.num_classes, seed=self.seed, device_type=accelerator.device.type
         )
         val_loader = self._val_loader(accelerator)
         mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
@@ -170,7 +170,7 @@ class VitTpExp(TinyExp):
         first_step, train_seconds, accuracy, row = state.step, 0.0, 0.0, {}
         most_steps = self.max_train_steps if self.max_train_steps >= 0 else math.inf
         while state.epoch < self.epochs and state.step < most_steps:
-            loader.sampler.set_epoch(state.epoch)  # pyright: ignore[reportAttributeAccessIssue]
+            loader.start_epoch(state.epoch)
             start = time.monotonic()
             train_stats = train_one_epoch(
                 state,
@@ -324,7 +324,8 @@ class VitTpExp(TinyExp):
         )
 
         def batches(replica: Axis) -> Iterator[tuple[Tensor, Tensor]]:
-            return iter(loader_cfg.build_train(replica, num_classes=self.module_cfg.num_classes, device_type="cpu"))
+            classes = self.module_cfg.num_classes
+            return iter(loader_cfg.build_train(replica, num_classes=classes, seed=self.seed, device_type="cpu"))
 
         mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
         return Subject(
