@@ -24,6 +24,7 @@ STOREYS = {
     "redis_cache": 1,
     "observability": 1,
     "process": 0,
+    "signals": 0,
     "errors": 0,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

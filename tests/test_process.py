@@ -1,4 +1,8 @@
+import os
 import random
+import signal
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -110,3 +114,19 @@ def test_several_streams_in_one_process_are_those_of_several_processes():
             with streams.stream(replica):
                 found[replica].append(draws())
     assert list(found) == expected
+
+
+def test_a_process_tied_to_its_parent_is_killed_with_it():
+    child = "import time; from tinyexp.process import die_with_parent; die_with_parent(); print(flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, env=os.environ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"\n"
+        process.send_signal(signal.SIGKILL)
+        assert process.stdout.read() == b""  # the pipe ends with the child, its last writer
+
+
+def test_a_process_whose_parent_has_gone_already_leaves_at_once():
+    code = "from tinyexp.process import die_with_parent; die_with_parent(1); print('still here')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")

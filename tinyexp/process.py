@@ -4,13 +4,18 @@ Nobody else reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT.
 """
 
 import contextlib
+import ctypes
 import os
 import random
+import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tinyexp.errors import MachineError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,18 @@ def threads_per_rank(ranks_on_node: int, *, cores: int | None = None) -> int:
 
 def host_name() -> str:
     return socket.gethostname()
+
+
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """Have the kernel kill this process as soon as the one that started it ends, however that happens. Linux only.
+
+    parent_pid: the parent as it was at the start; if it is gone by now, this process leaves at once. To the kernel the parent
+    is the thread that started this process, and its end counts too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if parent_pid is not None and os.getppid() != parent_pid:
+        os._exit(1)
 
 
 def seed_everything(seed: int) -> None:

@@ -3,9 +3,11 @@ import time
 
 import pytest
 
+from tinyexp import signals
 from tinyexp.launch import supervise
-from tinyexp.launch.supervise import StopRequest, collect
+from tinyexp.launch.supervise import collect
 from tinyexp.launch.worker import Failure, Outcome
+from tinyexp.signals import StopRequest
 
 ECHO = Outcome(0, failure=Failure("RuntimeError", "Connection closed by peer", is_peer_loss=True))
 CAUSE = Outcome(1, failure=Failure("ValueError", "the cause"))
@@ -54,7 +56,8 @@ def test_a_signal_asks_the_ranks_once_and_lets_them_finish(number, error):
     assert (found, asked) == ([CAUSE, ECHO], [1])
 
 
-def test_a_second_signal_ends_the_wait():
+def test_a_second_signal_ends_the_wait(monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT_S", 0.0)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
@@ -66,17 +69,3 @@ def test_ranks_that_do_not_stop_are_given_up(monkeypatch):
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
         assert collect(arriving(), 2, stop=stop, ask_to_stop=lambda: None) == []
-
-
-def test_the_handlers_of_before_are_put_back():
-    before = signal.getsignal(signal.SIGTERM)
-    with StopRequest():
-        assert signal.getsignal(signal.SIGTERM) != before
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_sigterm_gives_the_status_that_a_shell_gives_it():
-    with StopRequest() as stop, pytest.raises(SystemExit) as caught:
-        signal.raise_signal(signal.SIGTERM)
-        stop.raise_if_asked()
-    assert caught.value.code == 143

@@ -9,8 +9,8 @@ from typing import Any
 from tinyexp.launch.node_watch import NodeWatch
 from tinyexp.launch.rendezvous import meet_across_nodes, stay_on_loopback
 from tinyexp.launch.supervise import ECHO_S
-from tinyexp.launch.worker import Failure, die_with_parent, leave, limit_threads, run_as_rank, write_whole_lines
-from tinyexp.process import Environment, threads_per_rank
+from tinyexp.launch.worker import Failure, leave, limit_threads, run_as_rank, write_whole_lines
+from tinyexp.process import Environment, die_with_parent, threads_per_rank
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 

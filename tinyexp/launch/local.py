@@ -19,10 +19,9 @@ import torch
 from tinyexp.errors import ConfigError
 from tinyexp.launch.rendezvous import LOOPBACK, listen, serve_store, stay_on_loopback
 from tinyexp.launch.report import death, results
-from tinyexp.launch.supervise import StopRequest, collect
+from tinyexp.launch.supervise import collect
 from tinyexp.launch.worker import (
     Outcome,
-    die_with_parent,
     leave,
     limit_threads,
     obey_signals,
@@ -31,7 +30,8 @@ from tinyexp.launch.worker import (
     unpack,
     write_whole_lines,
 )
-from tinyexp.process import Axis, Environment, threads_per_rank
+from tinyexp.process import Axis, Environment, die_with_parent, threads_per_rank
+from tinyexp.signals import StopRequest
 
 LEAVE_S = 5.0  # from a rank's report to the end of its process
 

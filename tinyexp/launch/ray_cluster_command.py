@@ -26,9 +26,9 @@ from tinyexp.errors import ConfigError, MachineError, TinyExpError
 from tinyexp.launch.output import SILENCE_S
 from tinyexp.launch.ray_cluster import OBJECT_STORE_BYTES, SETTINGS, joined_cluster, private_folder
 from tinyexp.launch.rendezvous import interface_addresses, source_address
-from tinyexp.launch.supervise import GRACE_S, POLL_S, StopRequest
-from tinyexp.launch.worker import die_with_parent
-from tinyexp.process import host_name
+from tinyexp.launch.supervise import GRACE_S, POLL_S
+from tinyexp.process import die_with_parent, host_name
+from tinyexp.signals import StopRequest
 
 PORT = 6379  # Ray's own default
 CONNECT_S = 5.0

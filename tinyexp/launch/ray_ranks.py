@@ -14,9 +14,10 @@ from tinyexp.launch.output import SILENCE_S, OutputServer
 from tinyexp.launch.ray_actor import Job, Place, RankActor, carried_variables
 from tinyexp.launch.ray_resources import Bundle, NodeGroup, shortage
 from tinyexp.launch.rendezvous import LOOPBACK
-from tinyexp.launch.supervise import POLL_S, StopRequest
+from tinyexp.launch.supervise import POLL_S
 from tinyexp.launch.worker import Failure, Outcome, unpack
 from tinyexp.process import Axis, Environment
+from tinyexp.signals import StopRequest
 
 EXPLAIN_S = 1.0  # for Ray to say why a rank has ended, after its connection has
 END_S = 3.0  # for killed actors to be gone, and again for their last output to arrive

@@ -11,8 +11,9 @@ from tinyexp.launch.ray_cluster import cluster_address, is_connected, joined_clu
 from tinyexp.launch.ray_ranks import RayRanks
 from tinyexp.launch.ray_resources import ANY_NODE, Bundle, NodeGroup, cluster_capacity
 from tinyexp.launch.report import results
-from tinyexp.launch.supervise import StopRequest, collect
+from tinyexp.launch.supervise import collect
 from tinyexp.process import available_cores
+from tinyexp.signals import StopRequest
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 

@@ -1,46 +1,15 @@
 """The driver's watch over its ranks: until all have reported, one has failed, or a signal asks the run to stop."""
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, Self
 
 from tinyexp.launch.worker import Outcome
+from tinyexp.signals import StopRequest
 
 POLL_S = 0.2
 ECHO_S = 2.0  # a lost peer is often reported before the failure that lost it
 GRACE_S = 30.0  # for the ranks to finish their step and save, once asked to stop
-
-
-class StopRequest:
-    """SIGTERM and SIGINT, counted instead of obeyed while the block runs. Outside the main thread it only ever counts 0."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.number = 0  # of the first of them
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.number = self.number or number
-
-    def raise_if_asked(self) -> None:
-        """Raises: KeyboardInterrupt after Ctrl-C, SystemExit(143) after SIGTERM."""
-        if self.count:
-            raise KeyboardInterrupt if self.number == signal.SIGINT else SystemExit(128 + self.number)
 
 
 def collect(

@@ -1,6 +1,5 @@
 """What one rank does around the function it runs: take its place, run, report, leave."""
 
-import ctypes
 import io
 import logging
 import multiprocessing
@@ -17,7 +16,6 @@ from typing import Any, NoReturn
 from tinyexp.errors import TinyExpError, WorkerFailed
 
 THIS_FOLDER = os.path.dirname(__file__)
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # What torch, gloo, NCCL and the store say on a rank whose only trouble is that another rank went away or fell silent.
 PEER_LOSS_PHRASES = (
@@ -137,17 +135,6 @@ def write_whole_lines() -> None:
         stream.flush()
     sys.stdout = WholeLines(open(1, "wb", closefd=False), errors="backslashreplace")  # noqa: SIM115, open as long as the process
     sys.stderr = WholeLines(open(2, "wb", closefd=False), errors="backslashreplace")  # noqa: SIM115
-
-
-def die_with_parent(parent_pid: int | None = None) -> None:
-    """Have the kernel kill this process as soon as the one that started it ends, however that happens. Linux only.
-
-    parent_pid: the parent as it was at the start; if it is gone by now, this process leaves at once.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if parent_pid is not None and os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def settle() -> None:
