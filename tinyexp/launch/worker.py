@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tinyexp.errors import TinyExpError, WorkerFailed
+from tinyexp.errors import PeerFailed, TinyExpError, WorkerFailed
 
 THIS_FOLDER = os.path.dirname(__file__)
 
@@ -160,6 +160,8 @@ def leave(status: int) -> NoReturn:
 def is_peer_loss(error: BaseException | None) -> bool:
     """Whether the error, or one that it was raised from, only says that another rank went away."""
     while error is not None:
+        if isinstance(error, PeerFailed):
+            return True
         # torch.distributed raises RuntimeError and its subclasses; a lost data server raises OSError, a cause of its own
         if isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in PEER_LOSS_PHRASES):
             return True
