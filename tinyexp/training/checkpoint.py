@@ -1,5 +1,6 @@
 """Continue a run from a checkpoint, which any mesh may have written, and find the one to continue from."""
 
+import glob
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class CheckpointCfg:
 
     def patterns(self) -> list[str]:
         """Of the names of a run's checkpoints."""
-        return [self.last_ckpt_name, self.previous_ckpt_name, self.best_ckpt_name, STEP_FILES]
+        return [*map(glob.escape, (self.last_ckpt_name, self.previous_ckpt_name, self.best_ckpt_name)), STEP_FILES]
 
 
 def step_file(folder: Path, step: int) -> Path:
@@ -70,14 +71,17 @@ def newest_good(folder: Path, cfg: CheckpointCfg) -> Path | None:
     Raises: CheckpointError where all of them are damaged: a run must not start over in silence.
     """
     files = {path for pattern in cfg.patterns() for path in folder.glob(pattern)}
-    by_age = sorted(((_steps(path), path.name == cfg.last_ckpt_name, path) for path in files), reverse=True)
-    for _, _, path in by_age:
-        damage = damaged_record(path) or _refusal(path)
+    readable: list[tuple[int, bool, Path]] = []
+    for path in files:
+        try:
+            readable.append((int(peek(path).get("tinyexp", {}).get("step", 0)), path.name == cfg.last_ckpt_name, path))
+        except (CheckpointError, AttributeError, TypeError, ValueError) as error:
+            _set_aside(path, str(error))
+    for _, _, path in sorted(readable, reverse=True):
+        damage = damaged_record(path)
         if not damage:
             return path
-        aside = path.with_name(path.name + SET_ASIDE)
-        path.replace(aside)
-        log.warning("checkpoint %s is incomplete or corrupt (%s): set aside as %s", path, damage, aside.name)
+        _set_aside(path, f"{path} is incomplete or corrupt: {damage}")
     if files:
         raise CheckpointError(
             f"none of the {len(files)} checkpoints of {folder} can be read; they are set aside as *{SET_ASIDE}. "
@@ -185,20 +189,10 @@ def _differences(own: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     return notes + ([f"it was written with {', '.join(other)}"] if other else [])
 
 
-def _steps(path: Path) -> int:
-    """Optimizer steps of the run up to a checkpoint; -1 where it cannot be read."""
-    try:
-        return int(peek(path).get("tinyexp", {}).get("step", 0))
-    except (CheckpointError, AttributeError, TypeError, ValueError):
-        return -1
-
-
-def _refusal(path: Path) -> str:
-    try:
-        peek(path)
-    except CheckpointError as error:
-        return str(error)
-    return ""
+def _set_aside(path: Path, damage: str) -> None:
+    aside = path.with_name(path.name + SET_ASIDE)
+    path.replace(aside)
+    log.warning("%s; it is set aside as %s", damage, aside.name)
 
 
 def _load_optimizer(state: TrainState, layout: OfficialLayout, saved: Mapping[str, Any]) -> None:
