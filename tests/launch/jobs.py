@@ -14,6 +14,7 @@ from typing import Any
 
 from tinyexp.errors import DataError
 from tinyexp.process import Environment
+from tinyexp.signals import StopRequest
 
 PIDS_FOLDER = "PIDS_FOLDER"  # a variable: the folder in which every process of the run leaves its pid
 
@@ -136,14 +137,13 @@ def sleep_long() -> None:
 
 
 def save_when_asked() -> None:
-    """What a trainer does about SIGTERM."""
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-    note_pid()
-    print("asleep", flush=True)
-    while not asked:
-        time.sleep(0.05)
-    print(f"rank {Environment.read().world.rank} saved", flush=True)
+    """What a trainer does about a signal."""
+    with StopRequest() as stop:
+        note_pid()
+        print("asleep", flush=True)
+        while not stop.count:
+            time.sleep(0.05)
+        print(f"rank {Environment.read().world.rank} saved after {stop.name}", flush=True)
 
 
 def leave_with_status_3() -> None:

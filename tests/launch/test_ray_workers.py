@@ -113,13 +113,14 @@ def test_a_killed_worker_is_named_although_its_loader_workers_live(start):
 
 
 @pytest.mark.ray
-def test_a_stopped_command_lets_its_workers_save(start):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_stopped_command_lets_its_workers_save(start, number, status):
     command = start("ray", "save_when_asked", TWO_ON_CPU)
     wait_until_asleep(command)
-    command.send_signal(signal.SIGTERM)
+    command.send_signal(number)
     output, errors = command.communicate(timeout=180)
-    assert command.returncode == 143, errors
-    assert sorted(output.splitlines()) == ["rank 0 saved", "rank 1 saved"]
+    assert command.returncode == status, errors
+    assert sorted(output.splitlines()) == [f"rank {rank} saved after {number.name}" for rank in (0, 1)]
 
 
 @pytest.mark.ray

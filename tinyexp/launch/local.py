@@ -56,7 +56,7 @@ def run_local(fn: Callable[[], Any], num_processes: int, *, start_method: str = 
     torch.set_num_threads(1)
     with StopRequest() as stop:
         with RankProcesses(fn, num_processes, context) as ranks:
-            outcomes = collect(ranks.arrivals, num_processes, stop=stop, ask_to_stop=ranks.ask_to_stop)
+            outcomes = collect(ranks, num_processes, stop=stop)
         stop.raise_if_asked()
     return results(outcomes, num_processes)
 
@@ -129,10 +129,12 @@ class RankProcesses:
                 return unpack(self._reports[rank].recv_bytes())
         return None if is_alive else Outcome(rank, failure=death(self._processes[rank].exitcode))
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM to every rank."""
-        for process in self._processes:
-            process.terminate()
+    def send_signal(self, rank: int, number: int) -> None:
+        """Send a signal to the process of a rank, not to its loader workers."""
+        process = self._processes[rank]
+        if process.is_alive() and process.pid:
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(process.pid, number)
 
     def _await_exits(self) -> None:
         for rank, process in enumerate(self._processes):

@@ -95,8 +95,8 @@ class RankActor:
 
 
 def _work(job: Job, serve: Callable[[], None]) -> Any:
-    print_at_driver(job.output_address, job.output_token, job.environment.world.rank)
     obey_signals()
+    print_at_driver(job.output_address, job.output_token, job.environment.world.rank)
     _enter(job)
     serve()
     return pickle.loads(job.function)()

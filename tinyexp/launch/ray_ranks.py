@@ -68,10 +68,10 @@ class RayRanks:
         found = [(report, self._end_of(rank)) for report, rank in self._running.items()]
         return [Outcome(self._running.pop(report), failure=failure) for report, failure in found if failure]
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM to every rank."""
+    def send_signal(self, rank: int, number: int) -> None:
+        """Send a signal to the process of a rank, on whichever node it is."""
         if self._output:
-            self._output.ask_to_stop()
+            self._output.send_signal(rank, number)
 
     def _reserve(self, strategy: str, timeout_s: float, stop: StopRequest) -> None:
         from ray.util.placement_group import placement_group

@@ -105,7 +105,7 @@ def run_ray(fn: Callable[[], Any], cfg: RayCfg, *, preload: Sequence[str] = ("to
             )
         ranks = RayRanks(fn, bundle, size, group=group, num_cpus=cfg.ray_num_cpus_per_worker)
         with ranks.started(cfg.ray_placement_strategy, cfg.ray_placement_timeout_s, stop):
-            outcomes = collect(ranks.arrivals, size, stop=stop, ask_to_stop=ranks.ask_to_stop)
+            outcomes = collect(ranks, size, stop=stop)
         stop.raise_if_asked()
     return results(outcomes, size)
 

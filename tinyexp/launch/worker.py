@@ -111,12 +111,14 @@ def limit_threads(count: int) -> None:
 
 
 def obey_signals() -> None:
-    """Let SIGTERM end this rank, until its function handles it, and leave Ctrl-C to the launcher, which passes it on as SIGTERM.
+    """Let SIGTERM and SIGINT end this rank, without a word, until its function handles them.
 
-    For the main thread of a rank: it inherits its launcher's (or Ray's) handlers, which do other things.
+    For the main thread of a rank: it inherits its launcher's (or Ray's) handlers, which do other things. Ctrl-C at a terminal
+    reaches the launcher alone, which passes it on: a rank of ours leads a process group of its own.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it in all that it starts (Ray 2.60)
 
 
 class WholeLines(io.TextIOWrapper):
