@@ -17,6 +17,8 @@ from tinyexp.process import Environment
 from tinyexp.signals import StopRequest
 
 PIDS_FOLDER = "PIDS_FOLDER"  # a variable: the folder in which every process of the run leaves its pid
+MAX_RESTARTS = "MAX_RESTARTS"  # likewise, for `main`
+KILLS = "TINYEXP_KILLS"  # likewise: attempts of which a rank is killed
 
 
 def note_pid() -> None:
@@ -75,6 +77,31 @@ def fail_on_rank_1() -> None:
     if join_group() == 1:
         raise DataError("train/c0/5.JPEG cannot be read")
     dist.all_reduce(torch.zeros(1))
+
+
+def lose_rank_1_at_first() -> float:
+    """Rank 1 is killed in the middle of a collective, in the first KILLS attempts."""
+    import torch
+    import torch.distributed as dist
+
+    attempt, rank = Environment.read().attempt, join_group()
+    print(f"rank {rank} in attempt {attempt} at {time.time()}", flush=True)
+    if rank == 1 and attempt < int(os.environ.get(KILLS, "1")):
+        print(f"killed at {time.time()}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.tensor(rank + 1.0)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def fail_always() -> None:
+    """Rank 1 meets an error of the program, the same one every time."""
+    if Environment.read().world.rank == 1:
+        raise KeyError("weight")
+
+
+def read_attempt() -> int:
+    return Environment.read().attempt
 
 
 def fail_after_leaving_the_group() -> None:
@@ -204,13 +231,16 @@ def main() -> None:
 
     logging.basicConfig(format="%(levelname)s %(message)s")
     launcher, job = sys.argv[1], globals()[sys.argv[2]]
+    max_restarts = int(os.environ.get(MAX_RESTARTS, "0"))
     note_pid()
     try:
         if launcher == "ray":
             group = NodeGroup(int(sys.argv[4]), "the key of the test") if len(sys.argv) > 4 else ANY_NODE
-            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])), group=group)
+            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])), group=group, max_restarts=max_restarts)
+        elif launcher == "external":
+            found = run_external(job)
         else:
-            found = run_external(job) if launcher == "external" else run_local(job, 2, start_method=launcher)
+            found = run_local(job, 2, start_method=launcher, max_restarts=max_restarts)
     except TinyExpError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)

@@ -13,10 +13,10 @@ from tinyexp.launch.local import run_local
 PRELOADED = ["torch.distributed.tensor.parallel", "torch._dynamo", "tests.launch.jobs"]  # sharding a module imports dynamo
 
 
-def launch(job):
+def launch(job, **settings):
     """On two ranks of a server that has imported torch: this process has compute threads and must not be forked itself."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-    return run_local(job, 2, start_method="forkserver")
+    return run_local(job, 2, start_method="forkserver", **settings)
 
 
 def test_two_ranks_meet_and_their_results_come_in_rank_order(capfd):

@@ -96,8 +96,10 @@ def _launch(experiment: TinyExp, rank: Callable[[], Any]) -> None:
     """Run on the processes of the experiment's launcher, and show what rank 0 returned."""
     match experiment.launcher:
         case "ray":
-            experiment.report(run_ray(rank, experiment.ray_cfg, preload=PRELOADED, group=experiment.node_group())[0])
+            settings = {"preload": PRELOADED, "group": experiment.node_group(), "max_restarts": experiment.max_restarts}
+            experiment.report(run_ray(rank, experiment.ray_cfg, **settings)[0])
         case "local":
-            experiment.report(run_local(rank, experiment.num_processes() or 1)[0])
+            num_processes = experiment.num_processes() or 1
+            experiment.report(run_local(rank, num_processes, max_restarts=experiment.max_restarts)[0])
         case _:
             run_external(partial(run_external_rank, rank, experiment))

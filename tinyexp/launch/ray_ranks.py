@@ -20,13 +20,16 @@ from tinyexp.process import Axis, Environment
 from tinyexp.signals import StopRequest
 
 EXPLAIN_S = 1.0  # for Ray to say why a rank has ended, after its connection has
+SAYS_NOTHING = "unexpectedly exits with a connection error"  # what Ray tells of every kill that it has not caused
 END_S = 3.0  # for killed actors to be gone, and again for their last output to arrive
 
 
 class RayRanks:
     """One actor for each rank, in one placement group, whose bundles hold the ranks that must share a node."""
 
-    def __init__(self, fn: Callable[[], Any], bundle: Bundle, num_workers: int, *, group: NodeGroup, num_cpus: int) -> None:
+    def __init__(
+        self, fn: Callable[[], Any], bundle: Bundle, num_workers: int, *, group: NodeGroup, num_cpus: int, attempt: int
+    ) -> None:
         assert num_workers % (group.size or 1) == 0, (num_workers, group)
         self._fn = fn
         self._bundle = bundle
@@ -34,6 +37,7 @@ class RayRanks:
         self._node_group = group
         self._workers_per_bundle = group.size or num_workers
         self._num_cpus = num_cpus
+        self._attempt = attempt
         self._group: Any = None
         self._actors: list[Any] = []  # in rank order once they are placed
         self._places: list[Place] = []  # likewise
@@ -118,7 +122,7 @@ class RayRanks:
         self._output = OutputServer(LOOPBACK if all_here else self._addresses[self._home])
         function = ray.cloudpickle.dumps(self._fn)
         nodes = [place.node_id for place in self._places]
-        for actor, environment in zip(self._actors, environments(nodes, store_host, store_port), strict=True):
+        for actor, environment in zip(self._actors, environments(nodes, store_host, store_port, self._attempt), strict=True):
             job = Job(
                 function=function,
                 environment=environment,
@@ -155,6 +159,7 @@ class RayRanks:
     def _death(self, rank: int, explanation: str = "") -> Failure:
         _, _, detail = explanation.partition("Worker exit detail: ")
         detail, _, _ = (detail or explanation).partition(" Some common causes")
+        detail = "" if SAYS_NOTHING in detail else detail
         cause = (
             "killed, possibly out of memory" if self._is_here(rank) else "killed, possibly out of memory, or its node was lost"
         )
@@ -190,14 +195,15 @@ class RayRanks:
             self._output.close(END_S)
 
 
-def environments(nodes: Sequence[str], master_addr: str, master_port: int) -> list[Environment]:
+def environments(nodes: Sequence[str], master_addr: str, master_port: int, attempt: int) -> list[Environment]:
     """The environment of every rank, from the node of every rank."""
     sizes, seen = Counter(nodes), Counter[str]()
     found = []
     for rank, node in enumerate(nodes):
         world, local = Axis(rank, len(nodes)), Axis(seen[node], sizes[node])
         seen[node] += 1
-        found.append(Environment(world, local, master_addr, master_port, store_is_hosted=True, owns_devices=True))
+        address = master_addr, master_port
+        found.append(Environment(world, local, *address, store_is_hosted=True, attempt=attempt, owns_devices=True))
     return found
 
 
