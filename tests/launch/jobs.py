@@ -9,6 +9,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,46 @@ def wait_for_rank_1() -> None:
     if rank == 1:
         time.sleep(100)
     dist.all_reduce(torch.zeros(1))
+
+
+def join_group_as_a_run_does() -> int:
+    """Apart from the attempts before this one."""
+    import torch
+
+    from tinyexp.accelerators.process_group import open_process_group
+
+    note_pid()
+    open_process_group(Environment.read(), torch.device("cpu"), timeout_s=60.0)
+    return Environment.read().world.rank
+
+
+def sum_within_seconds(before: Callable[[], None]) -> float:
+    """The sum over the ranks, in a collective that waits for 3 s. To meet for the first time the ranks need longer."""
+    import torch
+    import torch.distributed as dist
+
+    rank = join_group_as_a_run_does()
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    assert isinstance(group, dist.ProcessGroup)
+    if rank == 1 and Environment.read().attempt == 0:
+        before()
+    total = torch.tensor(rank + 1.0)
+    dist.all_reduce(total, group=group)
+    return total.item()
+
+
+def sleep_on_rank_1_at_first() -> float:
+    return sum_within_seconds(partial(time.sleep, 100))
+
+
+def stop_rank_1_at_first() -> float:
+    return sum_within_seconds(stop_noted)
+
+
+def stop_noted() -> None:
+    multiprocessing.get_context("fork").Process(target=sleep_noted).start()  # as a loader worker
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def sleep_long() -> None:

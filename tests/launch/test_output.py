@@ -81,7 +81,7 @@ def test_a_rank_gets_the_signal_that_its_driver_sends(server, capsys, number):
     code = f"import signal\nsignal.signal({number}, lambda *_: (print('saved'), sys.exit(5)))\nprint('ready')\ntime.sleep(60)\n"
     rank = start_rank(server, code)
     wait_for("ready", capsys)
-    server.send_signal(0, number)  # nobody
+    assert (server.is_connected(0), server.is_connected(1)) == (False, True)
     server.send_signal(1, number)
     assert rank.wait(WAIT_S) == 5
     assert "saved" in wait_for("saved", capsys)

@@ -27,6 +27,7 @@ from tinyexp.launch.worker import (
     limit_threads,
     obey_signals,
     pack,
+    print_stacks_when_asked,
     run_as_rank,
     unpack,
     write_whole_lines,
@@ -169,6 +170,7 @@ def _rank_main(
 ) -> None:
     os.setpgid(0, 0)  # the rank and its loader workers, to be killed as one; Ctrl-C reaches the driver alone
     obey_signals()
+    print_stacks_when_asked()
     die_with_parent(parent_pid)
     if listener is not None:
         listener.close()  # the driver's, inherited by the fork

@@ -51,10 +51,13 @@ class OutputServer:
         self._threads[0].start()
 
     def send_signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank, if it is connected, on whichever machine it is."""
-        if rank in self._stdout_links:
-            with suppress(OSError):  # it has left
-                self._stdout_links[rank].send(bytes([number]))
+        """Send a signal to a connected rank, on whichever machine it is. A thread of its own raises it there."""
+        with suppress(OSError):  # it has left
+            self._stdout_links[rank].send(bytes([number]))
+
+    def is_connected(self, rank: int) -> bool:
+        """Whether the rank has connected its stdout; it stays so when it has left."""
+        return rank in self._stdout_links
 
     def close(self, timeout_s: float) -> None:
         """Print what the ranks have sent until they end, for at most `timeout_s`."""

@@ -74,8 +74,12 @@ class RayRanks:
 
     def send_signal(self, rank: int, number: int) -> None:
         """Send a signal to the process of a rank, on whichever node it is."""
-        if self._output:
-            self._output.send_signal(rank, number)
+        if self._output and self._output.is_connected(rank):  # before that it would meet handlers of Ray
+            if self._is_here(rank):
+                with suppress(ProcessLookupError):  # it has ended
+                    os.kill(self._places[rank].pid, number)
+            else:
+                self._output.send_signal(rank, number)
 
     def _reserve(self, strategy: str, timeout_s: float, stop: StopRequest) -> None:
         from ray.util.placement_group import placement_group

@@ -4,6 +4,7 @@ import math
 import time
 from typing import Protocol
 
+from tinyexp.launch.hang import hanging_ranks, show_stacks
 from tinyexp.launch.worker import Outcome
 from tinyexp.signals import StopRequest
 
@@ -27,6 +28,7 @@ class Ranks(Protocol):
 def collect(ranks: Ranks, num_processes: int, *, stop: StopRequest) -> list[Outcome]:
     """The outcomes in order of arrival: of all ranks, or, from the first failure on, those that came until it was explained.
 
+    Where ranks have waited in vain for others, those that hang are outcomes too, and print their stacks.
     A first signal is passed on to the ranks, which have GRACE_S to end; a second one ends the wait.
     """
     outcomes: list[Outcome] = []
@@ -43,4 +45,8 @@ def collect(ranks: Ranks, num_processes: int, *, stop: StopRequest) -> list[Outc
             break
         elif not asked and failures:
             deadline = min(deadline, time.monotonic() + ECHO_S)
+    if not asked and all(outcome.failure is None or outcome.failure.is_peer_loss for outcome in outcomes):
+        hanging = hanging_ranks(outcomes, num_processes)
+        show_stacks(hanging, num_processes, ranks.send_signal)
+        outcomes += hanging
     return outcomes
