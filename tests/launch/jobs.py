@@ -97,6 +97,22 @@ def lose_rank_1_at_first() -> float:
     return total.item()
 
 
+def lose_node_of_rank_1_at_first() -> float:
+    """Rank 1 and the Ray that has started it are killed at once, on a node that the driver is not on. Ray has yet to notice."""
+    import torch
+    import torch.distributed as dist
+
+    attempt, rank = Environment.read().attempt, join_group()
+    print(f"rank {rank} in attempt {attempt} at {time.time()}", flush=True)
+    if rank == 1 and attempt == 0:
+        print(f"killed at {time.time()}", flush=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.tensor(rank + 1.0)
+    dist.all_reduce(total)
+    return total.item()
+
+
 def fail_always() -> None:
     """Rank 1 meets an error of the program, the same one every time."""
     if Environment.read().world.rank == 1:

@@ -60,13 +60,16 @@ class OutputServer:
         return rank in self._stdout_links
 
     def close(self, timeout_s: float) -> None:
-        """Print what the ranks have sent until they end, for at most `timeout_s`."""
+        """Print what the ranks have sent until they end, for at most `timeout_s`; a rank that is left then ends by itself."""
         with suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._listener.close()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        for link in self._stdout_links.values():
+            with suppress(OSError):  # it has ended
+                link.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed

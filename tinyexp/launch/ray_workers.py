@@ -8,7 +8,8 @@ from typing import Any
 
 from tinyexp.errors import ConfigError, MachineError
 from tinyexp.launch.ray_cluster import cluster_address, is_connected, joined_cluster, private_ray
-from tinyexp.launch.ray_ranks import RayRanks
+from tinyexp.launch.ray_placement import place
+from tinyexp.launch.ray_ranks import running
 from tinyexp.launch.ray_resources import ANY_NODE, Bundle, NodeGroup, cluster_capacity
 from tinyexp.launch.report import results
 from tinyexp.launch.restart import with_restarts
@@ -116,8 +117,9 @@ def run_ray(
             )
 
         def attempt(number: int) -> list[Outcome]:
-            ranks = RayRanks(fn, bundle, size, group=group, num_cpus=cfg.ray_num_cpus_per_worker, attempt=number)
-            with ranks.started(cfg.ray_placement_strategy, cfg.ray_placement_timeout_s, stop):
+            strategy, timeout_s = cfg.ray_placement_strategy, cfg.ray_placement_timeout_s
+            placement = place(bundle, size, group=group, strategy=strategy, timeout_s=timeout_s, stop=stop)
+            with running(fn, placement, num_cpus=cfg.ray_num_cpus_per_worker, attempt=number) as ranks:
                 outcomes = collect(ranks, size, stop=stop)
             stop.raise_if_asked()
             return outcomes
