@@ -87,13 +87,14 @@ def lose_rank_1_at_first() -> float:
     import torch
     import torch.distributed as dist
 
-    attempt, rank = Environment.read().attempt, join_group()
+    attempt, rank = Environment.read().attempt, join_group_as_a_run_does()
     print(f"rank {rank} in attempt {attempt} at {time.time()}", flush=True)
     if rank == 1 and attempt < int(os.environ.get(KILLS, "1")):
         print(f"killed at {time.time()}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     total = torch.tensor(rank + 1.0)
     dist.all_reduce(total)
+    print(f"rank {rank} in attempt {attempt} has {total.item()}", flush=True)
     return total.item()
 
 
