@@ -39,7 +39,7 @@ class Environment:
     master_addr: str = "127.0.0.1"
     master_port: int = 0  # 0: no rendezvous, the process is alone
     store_is_hosted: bool = False  # a launcher already serves the store at master_addr:master_port
-    attempt: int = 0  # how often an elastic launcher has restarted the group
+    attempt: int = 0  # how often the launcher has started the group again
     owns_devices: bool = False  # the launcher shows this process its own devices only
 
     @classmethod
