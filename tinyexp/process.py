@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tinyexp.errors import MachineError
 
@@ -154,14 +155,25 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
-class RandomState:
-    """The state of the three generators of this process at one moment."""
+def seed_cpu_generators(seed: int) -> None:
+    """Seed the three generators with 64 bits, but leave those of a GPU, on which drop-path and dropout draw."""
+    import numpy
+    import torch
 
-    def __init__(self) -> None:
+    torch.default_generator.manual_seed(seed)
+    numpy.random.seed((seed & 0xFFFFFFFF, seed >> 32))
+    random.seed(seed)
+
+
+class RandomState:
+    """The state of the three generators of this process at one moment, with `gpu` also that of its GPU, which waits for it."""
+
+    def __init__(self, *, gpu: bool = False) -> None:
         import numpy
         import torch
 
         self._torch, self._numpy, self._python = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+        self._cuda = torch.cuda.get_rng_state() if gpu and torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
         import numpy
@@ -170,6 +182,34 @@ class RandomState:
         torch.set_rng_state(self._torch)
         numpy.random.set_state(self._numpy)
         random.setstate(self._python)
+        if self._cuda is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(self._cuda)
+
+    def plain(self) -> dict[str, Any]:
+        """The state as tensors and numbers, which a file read as data alone may hold."""
+        import torch
+
+        kind, words, *rest = self._numpy
+        version, numbers, gauss = self._python
+        assert not isinstance(words, str)
+        assert (kind, version) == ("MT19937", 3)
+        return {
+            "torch": self._torch,
+            "numpy": [torch.from_numpy(words.astype("int64")), *rest],
+            "python": [torch.tensor(numbers), gauss],
+            "cuda": self._cuda,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "RandomState":
+        """The state that `plain` described."""
+        state = cls.__new__(cls)
+        words, *rest = plain["numpy"]
+        numbers, gauss = plain["python"]
+        state._torch, state._cuda = plain["torch"], plain["cuda"]
+        state._numpy = ("MT19937", words.numpy().astype("uint32"), *rest)
+        state._python = (3, tuple(numbers.tolist()), gauss)
+        return state
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
 import logging
 import multiprocessing
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -9,14 +11,15 @@ from torch.utils.data import DataLoader, DistributedSampler
 from tests.data_room.configs import fake_cfg, toy_cfg
 from tinyexp.data import loaders
 from tinyexp.data.image_folder import ImageFolder
-from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
-from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler
+from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches, TrainLoader
+from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler, SampleKey
+from tinyexp.data.seeded import SeededImages
 from tinyexp.errors import ConfigError, DataError
 from tinyexp.process import Axis, seed_everything
 
 
-def train_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4) -> DataLoader:  # noqa: B008  frozen
-    return cfg.build_train(replica, num_classes=num_classes, device_type="cpu")
+def train_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4) -> TrainLoader:  # noqa: B008  frozen
+    return cfg.build_train(replica, num_classes=num_classes, seed=0, device_type="cpu")
 
 
 def val_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4) -> DataLoader:  # noqa: B008  frozen
@@ -25,9 +28,11 @@ def val_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4)
 
 def file_names(loader: DataLoader) -> list[list[str]]:
     """The files of each batch, in reading order."""
-    assert isinstance(loader.dataset, ImageFolder)
+    images = loader.dataset.images if isinstance(loader.dataset, SeededImages) else loader.dataset
+    assert isinstance(images, ImageFolder)
     assert loader.batch_sampler
-    return [[loader.dataset.samples[index][0] for index in batch] for batch in loader.batch_sampler]
+    indices = [[key.index if isinstance(key, SampleKey) else key for key in batch] for batch in loader.batch_sampler]
+    return [[images.samples[index][0] for index in batch] for batch in indices]
 
 
 def test_the_home_folder_is_expanded(tmp_path, monkeypatch, toy_set):
@@ -43,7 +48,7 @@ def test_the_home_folder_is_expanded(tmp_path, monkeypatch, toy_set):
 
 def test_a_set_below_256_images_still_has_its_steps_with_repeated_augmentation(toy_set):  # A03 (a)
     loader = train_loader(toy_cfg(toy_set))
-    assert isinstance(loader.sampler, RepeatedAugSampler)
+    assert isinstance(loader.sampler.indices, RepeatedAugSampler)
     assert len(loader) == len(file_names(loader)) == 8
 
 
@@ -79,11 +84,10 @@ def test_two_replicas_read_disjoint_halves_in_4_steps(toy_set):  # A08
 def test_without_repeats_the_order_is_the_official_one_of_the_epoch(toy_set):
     loader = train_loader(toy_cfg(toy_set, repeated_aug=False), Axis(1, 2))
     official = DistributedSampler(loader.dataset, num_replicas=2, rank=1, shuffle=True, seed=0)
-    assert isinstance(loader.sampler, DistributedSampler)
     for epoch in (0, 3):
-        loader.sampler.set_epoch(epoch)
+        loader.start_epoch(epoch)
         official.set_epoch(epoch)
-        assert list(loader.sampler) == list(official)
+        assert [key.index for key in loader.sampler] == list(official)
 
 
 def test_a_training_batch_is_float_images_and_integer_classes(toy_set):
@@ -104,16 +108,44 @@ def test_an_epoch_draws_one_number_of_the_process_besides_its_augmentation(num_w
     assert torch.equal(got, torch.rand(()))
 
 
-def test_an_epoch_with_workers_can_be_repeated_from_the_state_of_the_process():
-    loader = train_loader(fake_cfg(num_workers=2, fake_data_len=32), num_classes=10)
+def images_of(loader: TrainLoader, epoch: int, first_batch: int = 0) -> list[torch.Tensor]:
+    loader.start_epoch(epoch, first_batch=first_batch)
+    return [images for images, _ in loader]
+
+
+def test_images_are_augmented_alike_by_any_number_of_workers_and_from_any_batch_on():
+    seed_everything(1)
+    straight = images_of(train_loader(fake_cfg(num_workers=0, fake_data_len=32), num_classes=10), 1)
+    for num_workers, first in ((0, 2), (1, 0), (2, 1)):
+        loader = train_loader(fake_cfg(num_workers=num_workers, fake_data_len=32), num_classes=10)
+        seed_everything(2 + num_workers)
+        assert loader.batches_in_epoch == len(straight)
+        rest = images_of(loader, 1, first)
+        assert len(rest) == len(straight) - first
+        assert all(torch.equal(one, other) for one, other in zip(rest, straight[first:], strict=True))
+
+
+def test_every_sample_of_every_epoch_is_augmented_anew():
+    loader = train_loader(fake_cfg(num_workers=0, fake_data_len=32), num_classes=10)  # three samples of each image
+    samples = [image for epoch in (0, 1) for images in images_of(loader, epoch) for image in images]
+    assert len({image.numpy().tobytes() for image in samples}) == len(samples)
+
+
+def test_replicas_share_one_order_of_augmented_images():
+    cfg = fake_cfg(num_workers=0, fake_data_len=32, train_batch_size_per_device=4)
+    alone = torch.cat(images_of(train_loader(cfg, num_classes=10), 0))
+    halves = [torch.cat(images_of(train_loader(cfg, Axis(rank, 2), num_classes=10), 0)) for rank in range(2)]
+    assert torch.equal(torch.stack(halves, dim=1).flatten(0, 1), alone)
+
+
+def test_loading_in_the_training_process_leaves_its_random_state_as_it_was():
+    loader = train_loader(fake_cfg(num_workers=0, fake_data_len=32), num_classes=10)
     seed_everything(0)
     list(loader)
-    state = torch.get_rng_state()
-    straight = [images for images, _ in loader]
-    resumed_loader = train_loader(fake_cfg(num_workers=2, fake_data_len=32), num_classes=10)
-    torch.set_rng_state(state)
-    resumed = [images for images, _ in resumed_loader]
-    assert all(torch.equal(one, other) for one, other in zip(straight, resumed, strict=True))
+    got = torch.rand(()), np.random.rand(), random.random()
+    seed_everything(0)
+    torch.empty((), dtype=torch.int64).random_()  # that of an epoch
+    assert got == (torch.rand(()), np.random.rand(), random.random())
 
 
 def test_more_workers_than_cores_are_lowered_with_one_warning(caplog, monkeypatch):

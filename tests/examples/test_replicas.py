@@ -113,9 +113,9 @@ def epoch_of_names(settings: dict[str, object], toy_set: Path) -> tuple[list[str
     )
     experiment.lr_scheduler_cfg.warmup_epochs = 0
     state = experiment.build_state(accelerator)
-    loader = experiment.dataloader_cfg.build_train(accelerator.replica, num_classes=4, device_type="cpu")
-    loader.sampler.set_epoch(0)  # pyright: ignore[reportAttributeAccessIssue]
-    names = [loader.dataset.samples[index][0] for index in loader.sampler]  # pyright: ignore[reportAttributeAccessIssue]
+    loader = experiment.dataloader_cfg.build_train(accelerator.replica, num_classes=4, seed=0, device_type="cpu")
+    loader.start_epoch(0)
+    names = [loader.dataset.images.samples[key.index][0] for key in loader.sampler]  # pyright: ignore[reportAttributeAccessIssue]
     return names, len(loader), state.lr, 8 * accelerator.replica.size
 
 

@@ -171,8 +171,8 @@ def test_a_run_that_has_more_steps_than_its_limit_takes_none(tmp_path, capsys):
     capsys.readouterr()
     assert entry.run_command(VitTpExp, again) == 0
     printed = capsys.readouterr().out
-    assert "1 epochs and 4 steps are done" in printed
-    assert "Epoch: [1]" not in printed
+    assert "at epoch 0, step 4 of it, 4 steps in all" in printed
+    assert "Epoch: [" not in printed
 
 
 def test_bench_runs_in_float64(tmp_path, capsys):

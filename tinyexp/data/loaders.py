@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from tinyexp.data.byte_cache import ByteCache
 from tinyexp.data.fake import FakeImages
 from tinyexp.data.image_folder import ImageFolder, folder_problems
-from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler
+from tinyexp.data.samplers import EpochOrder, ExactSampler, RepeatedAugSampler
+from tinyexp.data.seeded import SeededImages
 from tinyexp.data.transforms import (
     ERASE_MODES,
     INTERPOLATIONS,
@@ -80,13 +81,15 @@ class DataLoaderCfg:
             problems += folder_problems(Path(self.data_root), splits=splits, num_classes=num_classes)
         return problems
 
-    def build_train(self, replica: Axis, *, num_classes: int, device_type: str, cache: ByteCache | None = None) -> DataLoader:
+    def build_train(
+        self, replica: Axis, *, num_classes: int, seed: int, device_type: str, cache: ByteCache | None = None
+    ) -> "TrainLoader":
         """Training batches of one replica: float32 images (batch, 3, size, size) and int64 classes (batch,).
 
-        Call `loader.sampler.set_epoch(epoch)` before each epoch. The last incomplete batch is dropped.
+        Call `start_epoch` before each epoch. The last incomplete batch is dropped.
 
-        The order of the images follows from the epoch alone, as in DeiT; the augmentation from
-        the generators of this process, or, with workers, from the one int64 that an epoch draws of torch's.
+        The order of the images follows from the epoch alone, as in DeiT; the augmentation of each from `seed`, the epoch and
+        its place in that order. An epoch draws one int64 of torch's generator, as in DeiT, and does nothing with it.
 
         Raises: ConfigError if the replica has no full batch (deviation D8: DeiT would train no step), DataError.
         """
@@ -97,7 +100,13 @@ class DataLoaderCfg:
         else:
             sampler = DistributedSampler(dataset, replica.size, replica.rank, shuffle=True, seed=0)
         self._require_one_batch(num_images, len(sampler), replica)
-        return self._loader(dataset, sampler, self.train_batch_size_per_device, replica, device_type, drop_last=True)
+        return TrainLoader(
+            SeededImages(dataset),
+            batch_size=self.train_batch_size_per_device,
+            sampler=EpochOrder(sampler, replica, seed=seed),
+            drop_last=True,
+            **self._process_options(replica, device_type),
+        )
 
     def build_val(self, replica: Axis, *, num_classes: int, device_type: str, cache: ByteCache | None = None) -> DataLoader:
         """Evaluation batches of one replica; go through `PaddedBatches` where ranks share collectives.
@@ -121,7 +130,12 @@ class DataLoaderCfg:
                 )
         else:
             sampler = ExactSampler(num_images, replica)
-        return self._loader(dataset, sampler, self.val_batch_size_per_device, replica, device_type, drop_last=False)
+        return ImageLoader(
+            dataset,
+            batch_size=self.val_batch_size_per_device,
+            sampler=sampler,
+            **self._process_options(replica, device_type),
+        )
 
     def _value_problems(self) -> list[str]:
         problems = [
@@ -172,19 +186,11 @@ class DataLoaderCfg:
                 f"{fewer}use fewer replicas, or enlarge {larger_set}"
             )
 
-    def _loader(
-        self, dataset: Dataset, sampler: Sampler, batch_size: int, replica: Axis, device_type: str, *, drop_last: bool
-    ) -> DataLoader:
-        # Workers start anew with every epoch, as in DeiT: torch 2.14 seeds persistent ones in their first epoch only, so a
-        # run resumed later could not repeat their augmentation. Starting two takes 0.07 s.
-        return ImageLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=sampler,
-            num_workers=lower_to_cores(self.num_workers, cores=available_cores(), warn=replica.rank == 0),
-            pin_memory=self.pin_mem and device_type == "cuda",
-            drop_last=drop_last,
-        )
+    def _process_options(self, replica: Axis, device_type: str) -> dict[str, Any]:
+        return {
+            "num_workers": lower_to_cores(self.num_workers, cores=available_cores(), warn=replica.rank == 0),
+            "pin_memory": self.pin_mem and device_type == "cuda",
+        }
 
 
 class ImageLoader(DataLoader):
@@ -192,6 +198,34 @@ class ImageLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  torch promises a private class
         return _with_plain_data_errors(super().__iter__())  # the iterator starts here: workers run, one int64 is drawn
+
+
+class TrainLoader(ImageLoader):
+    """The training batches of one replica, epoch by epoch."""
+
+    sampler: EpochOrder  # pyright: ignore[reportIncompatibleVariableOverride]  torch promises no particular one
+
+    def start_epoch(self, epoch: int, *, first_batch: int = 0) -> None:
+        """Choose what the next iteration goes through: an epoch, or the rest of it. Every replica needs the same numbers."""
+        assert self.batch_size
+        self.sampler.set_epoch(epoch, first=first_batch * self.batch_size)
+
+    @property
+    def num_images(self) -> int:
+        """Of the data set."""
+        return len(self.dataset)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the class folders, in the order of the class numbers; none where the images come from no folder."""
+        assert isinstance(self.dataset, SeededImages)
+        return list(getattr(self.dataset.images, "classes", []))
+
+    @property
+    def batches_in_epoch(self) -> int:
+        """Of a whole epoch, wherever the next iteration starts."""
+        assert self.batch_size
+        return len(self.sampler.indices) // self.batch_size
 
 
 class PaddedBatches:

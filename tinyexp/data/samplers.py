@@ -1,9 +1,11 @@
 """Which images a replica reads, and in which order. A replica is a process, or a group, that reads images of its own."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from tinyexp.process import Axis
 
@@ -45,6 +47,48 @@ class RepeatedAugSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return self.num_selected
+
+
+@dataclass(frozen=True, slots=True)
+class SampleKey:
+    """What a training loader asks its data set for."""
+
+    index: int  # of the image in the data set
+    seed: int  # of its augmentation, from 0 to 2**64 - 1
+
+
+class EpochOrder(Sampler[SampleKey]):
+    """One replica's epoch from any of its samples on, each with a seed of its own.
+
+    The seed follows from the run's seed, the epoch and the sample's place in the order that all replicas share: position j of
+    replica r is place r + size * j. So an image is augmented alike whatever process decodes it, by any number of loader
+    workers, after a resume in mid-epoch, and on a mesh with another number of replicas.
+    """
+
+    def __init__(self, indices: "RepeatedAugSampler | DistributedSampler", replica: Axis, *, seed: int) -> None:
+        self.indices = indices
+        self.replica = replica
+        self.seed = seed
+        self.first = 0
+
+    def set_epoch(self, epoch: int, *, first: int = 0) -> None:
+        """Choose the order of the next iterations, which leave out the first samples. All replicas need the same numbers."""
+        self.indices.set_epoch(epoch)
+        self.first = first
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        for position, index in enumerate(self.indices):
+            if position >= self.first:
+                place = self.replica.rank + self.replica.size * position
+                yield SampleKey(index, sample_seed(self.seed, self.indices.epoch, place))
+
+    def __len__(self) -> int:
+        return len(self.indices) - self.first
+
+
+def sample_seed(seed: int, epoch: int, place: int) -> int:
+    """A 64-bit seed that differs, for all that matters, between any two samples of any two runs."""
+    return int(numpy.random.SeedSequence((seed % 2**64, epoch, place)).generate_state(1, numpy.uint64)[0])
 
 
 class ExactSampler(Sampler[int]):

@@ -89,6 +89,15 @@ class TinyExp(ABC):
         """Whether the mode runs at all; where it does not, `preview` is what it shows."""
         return True
 
+    @property
+    def owns_run_folder(self) -> bool:
+        """Whether the mode continues or replaces what lies in the run folder, so that no other run may use it meanwhile."""
+        return self.mode == "train"
+
+    def needed_bytes(self) -> int:
+        """What the run folder must have room for before the run starts."""
+        return 0
+
     def preview(self) -> str:
         """The page of a mode that starts no process."""
         raise NotImplementedError
