@@ -208,7 +208,6 @@ class VitTpExp(TinyExp):
             "images_per_s": images / train_seconds if train_seconds else None,
             "mesh": asdict(accelerator.mesh.shape),
             "checkpoint": str(self.run_folder / self.checkpoint_cfg.best_ckpt_name),
-            "fallbacks": [fallback for fallback in (self.redis_cfg.fallback(),) if fallback],
         }
         if log:
             picture = draw_curves(
@@ -376,8 +375,6 @@ class VitTpExp(TinyExp):
         ]
         if padding := accelerator.parameters.padding():
             lines.append(f"filled up with zeros, so that {accelerator.mesh.tp.size} ranks hold equal parts: {padding}")
-        if fallback := self.redis_cfg.fallback():
-            lines.append(f"WARNING: {fallback}")
         if departing := self.departures():
             lines += ["this run departs from the official recipe:", *(f"  {line}" for line in departing)]
         return "\n".join(lines)
