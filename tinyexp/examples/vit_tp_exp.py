@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.config import AcceleratorCfg
@@ -25,7 +24,7 @@ from tinyexp.bench.comparison import runs_to_compare, show_comparison
 from tinyexp.bench.plan import plan_page
 from tinyexp.bench.throughput import BenchCfg, BenchResult, measure_training_step
 from tinyexp.bench.verify import Row, Subject, VerifyCfg, compare, show_rows
-from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
+from tinyexp.data.loaders import DataLoaderCfg, ImageLoader, PaddedBatches
 from tinyexp.errors import ConfigError
 from tinyexp.experiment.base import TinyExp
 from tinyexp.experiment.entry import store_and_run_exp
@@ -337,7 +336,7 @@ class VitTpExp(TinyExp):
             is_noise=lambda name: name.endswith("attn.k.bias"),  # softmax ignores what a key bias adds
         )
 
-    def _score(self, state: TrainState, loader: DataLoader) -> dict[str, Any]:
+    def _score(self, state: TrainState, loader: ImageLoader) -> dict[str, Any]:
         """Evaluate the weights and, where there is one, their average, which leaves the random state as it was."""
         stats = evaluate(state.accelerator, PaddedBatches(loader))
         row: dict[str, Any] = {f"test_{name}": stats[name] for name in ("loss", "acc1", "acc5")}
@@ -354,7 +353,7 @@ class VitTpExp(TinyExp):
         if state.accelerator.is_main:
             save_checkpoint(checkpoint, self.run_folder / name)
 
-    def _val_loader(self, accelerator: Accelerator) -> DataLoader:
+    def _val_loader(self, accelerator: Accelerator) -> ImageLoader:
         return self.dataloader_cfg.build_val(
             accelerator.replica, num_classes=self.module_cfg.num_classes, device_type=accelerator.device.type
         )
