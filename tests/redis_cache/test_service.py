@@ -72,7 +72,8 @@ def test_a_run_starts_its_servers_and_leaves_nothing():
         folder = Path(service.cache.shards.servers[0].path).parent
         service.cache.put_many({"a": b"x"})
         assert service.cache.get_many(["a"]) == [b"x"]
-        assert service.description == "2 shards on each node, at sockets of its own"
+        assert service.description.startswith("2 shards on each node, here redis-server ")
+        assert service.description.endswith(f", 2 x 0.05 GB, at sockets in {folder}")
     assert not folder.exists()
     with pytest.raises(RuntimeError, match="of the run"), served_cache(ON, Environment(), alone) as service:
         assert service

@@ -44,6 +44,7 @@ from tinyexp.observability.plots import draw_curves
 from tinyexp.observability.wandb_log import WandbCfg
 from tinyexp.process import Axis, Environment, preserve_random_state, seed_everything
 from tinyexp.redis_cache.config import RedisCfg
+from tinyexp.redis_cache.service import Service, served_cache
 from tinyexp.training.checkpoint import (
     CheckpointCfg,
     OfficialLayout,
@@ -53,6 +54,7 @@ from tinyexp.training.checkpoint import (
     save_checkpoint,
 )
 from tinyexp.training.epoch import evaluate, train_one_epoch
+from tinyexp.training.files import FilesRecord, unreadable
 from tinyexp.training.loss import LossCfg
 from tinyexp.training.optimizer import OptimizerCfg
 from tinyexp.training.recipe import departures
@@ -129,6 +131,8 @@ class VitTpExp(TinyExp):
             found += self.dataloader_cfg.problems(
                 mixup_active=self.loss_cfg.mixes, num_classes=self.module_cfg.num_classes, splits=splits
             )
+        if self.mode == "train":
+            found += self.redis_cfg.problems()
         if not model_problems:
             found += self._mesh_problems()
         return found
@@ -155,17 +159,29 @@ class VitTpExp(TinyExp):
         return result
 
     def train(self, accelerator: Accelerator) -> dict[str, Any]:
+        """Train, with the files of the training set in a cache where the configuration asks for one."""
+        with served_cache(self.redis_cfg, Environment.read(), accelerator.exchange) as service:
+            return self._train(accelerator, service)
+
+    def _train(self, accelerator: Accelerator, service: Service | None) -> dict[str, Any]:
         """The official loop: an epoch of steps, the schedule, a checkpoint, an evaluation, a line of log.txt."""
         state = self.build_state(accelerator)
         loader = self.dataloader_cfg.build_train(
-            accelerator.replica, num_classes=self.module_cfg.num_classes, seed=self.seed, device_type=accelerator.device.type
+            accelerator.replica,
+            num_classes=self.module_cfg.num_classes,
+            seed=self.seed,
+            device_type=accelerator.device.type,
+            cache=service.cache if service else None,
         )
+        files = FilesRecord(accelerator, loader, service)
         val_loader = self._val_loader(accelerator)
         mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
         log = RunLog(self.run_folder, continued=state.epoch > 0) if accelerator.is_main else None
         online = self.wandb_cfg.build(self.exp_name, asdict(self)) if accelerator.is_main else None
         if log:
             print(self._plan_of_run(state, len(loader)), flush=True)
+            if service:
+                print(f"the training files' bytes are kept in memory: {service.description}", flush=True)
         first_step, train_seconds, accuracy, row = state.step, 0.0, 0.0, {}
         most_steps = self.max_train_steps if self.max_train_steps >= 0 else math.inf
         while state.epoch < self.epochs and state.step < most_steps:
@@ -187,7 +203,7 @@ class VitTpExp(TinyExp):
             if accuracy > state.max_accuracy:
                 state.max_accuracy = accuracy
                 self._save(state, self.checkpoint_cfg.best_ckpt_name)
-            row |= {"epoch": state.epoch, "n_parameters": accelerator.parameters.num_whole()}
+            row |= files.end_epoch() | {"epoch": state.epoch, "n_parameters": accelerator.parameters.num_whole()}
             if log:
                 print(f"Max accuracy: {state.max_accuracy:.2f}%", flush=True)
                 log.write_epoch(row)
@@ -208,6 +224,7 @@ class VitTpExp(TinyExp):
             "mesh": asdict(accelerator.mesh.shape),
             "checkpoint": str(self.run_folder / self.checkpoint_cfg.best_ckpt_name),
         }
+        summary |= files.summary(val_loader)
         if log:
             picture = draw_curves(
                 log.rows(), self.run_folder / "curves.png", title=f"{self.exp_name}: {self.module_cfg.model_name}"
@@ -340,8 +357,16 @@ class VitTpExp(TinyExp):
         """Evaluate the weights and, where there is one, their average, which leaves the random state as it was."""
         stats = evaluate(state.accelerator, PaddedBatches(loader))
         row: dict[str, Any] = {f"test_{name}": stats[name] for name in ("loss", "acc1", "acc5")}
+        bad = unreadable(state.accelerator, loader)
+        if loader.bad_images:
+            row |= {"test_images": stats["images"], "test_unreadable": len(bad)}
         if state.accelerator.is_main:
             print(f"Accuracy of the network on the {stats['images']} test images: {stats['acc1']:.1f}%", flush=True)
+            if bad:
+                print(
+                    f"{len(bad)} more could not be read and are left out: {', '.join(bad[:3])}{', ...' * (len(bad) > 3)}",
+                    flush=True,
+                )
         if state.ema is not None:
             with preserve_random_state(), state.ema.in_place_of_weights():
                 averaged = evaluate(state.accelerator, PaddedBatches(loader), header="Test EMA:")

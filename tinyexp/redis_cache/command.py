@@ -42,7 +42,7 @@ def run(command: Sequence[str], *, num_shards: int, max_memory_gb: float) -> int
     with StopRequest() as stop:
         servers = RedisServers([str(index) for index in range(num_shards)], max_memory_gb=memory_gb)
         try:
-            print(f"redis-server {servers.version}: {num_shards} shards of {memory_gb / num_shards:.2f} GB", flush=True)
+            print(servers, flush=True)
             return _run(command, os.environ | {FOLDER: str(servers.folder)}, stop)
         finally:
             servers.stop()

@@ -1,7 +1,7 @@
 """What a rank's processes, itself and its loader workers, have had of the cache: numbers in memory that they share."""
 
 import multiprocessing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 FIELDS = ("hits", "misses", "refused", "damaged", "errors", "bytes")
 KINDS = ("error", "full")  # of warnings
@@ -18,12 +18,14 @@ class Counts:
     errors: int = 0  # requests, each for up to a batch, that failed: no answer, no connection, or an error for an answer
     bytes: int = 0  # of the hits
 
-    def __sub__(self, earlier: "Counts") -> "Counts":
-        return Counts(*(now - then for now, then in zip(self.values(), earlier.values(), strict=True)))
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
-    def values(self) -> list[int]:
-        """In the order of FIELDS."""
-        return list(asdict(self).values())
+    def __sub__(self, earlier: "Counts") -> "Counts":
+        return Counts(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+
+    def named(self) -> dict[str, int]:
+        return asdict(self)
 
     def line(self) -> str:
         """`1,234 hits (87.1 %), 183 misses, 0 refused, 0 errors, 123.4 MB from memory`, with damaged ones if any."""

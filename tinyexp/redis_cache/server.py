@@ -107,7 +107,7 @@ class RedisServers:
         root = root_folder()
         end_leftovers(root)
         password = secrets.token_hex(32)
-        max_bytes = max(1, int(max_memory_gb * GB) // len(names))
+        self._max_bytes = max(1, int(max_memory_gb * GB) // len(names))
         order = {
             "owner": os.getpid(),
             "root": root,
@@ -120,7 +120,7 @@ class RedisServers:
                         listen=f"port {name}\nbind {host}"
                         if host
                         else f'port 0\nunixsocket "{{folder}}/{name}.sock"\nunixsocketperm 700',
-                        max_bytes=max_bytes,
+                        max_bytes=self._max_bytes,
                         user=USER,
                         password=password,
                     ),
@@ -142,6 +142,10 @@ class RedisServers:
             seal=secrets.token_bytes(32),
         )
         self.shards.write(self.folder)
+
+    def __str__(self) -> str:
+        each_gb, count = self._max_bytes / GB, len(self.shards.servers)
+        return f"redis-server {self.version}, {count} x {each_gb:.2f} GB, at sockets in {self.folder}"
 
     def stop(self) -> None:
         """End the servers and remove their folder. They are gone when this returns."""

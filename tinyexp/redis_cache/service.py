@@ -69,12 +69,12 @@ def _own(cfg: RedisCfg, environment: Environment, exchange: Exchange, stack: con
         exchange("")
         shards = Shards.read(Path(given))
         return Service(RedisByteCache(shards), f"the {len(shards.servers)} shards of tinyexp-run-with-redis")
-    names = [str(port) for port in cfg.redis_cluster_ports]
+    servers = _started([str(port) for port in cfg.redis_cluster_ports], cfg, stack) if is_first else None
     # their secrets do not leave the node: its ranks hear of a folder, and read it
-    folder = exchange(str(_started(names, cfg, stack).folder) if is_first else "")[
-        environment.world.rank - environment.local.rank
-    ]
-    return Service(RedisByteCache(Shards.read(Path(folder))), f"{len(names)} shards on each node, at sockets of its own")
+    folder = exchange(str(servers.folder) if servers else "")[environment.world.rank - environment.local.rank]
+    shards = Shards.read(Path(folder))
+    about = f", here {servers}" if servers else ""
+    return Service(RedisByteCache(shards), f"{len(shards.servers)} shards on each node{about}")
 
 
 def _start_part(cfg: RedisCfg, environment: Environment, nodes: Sequence[int], stack: contextlib.ExitStack) -> str:
@@ -110,12 +110,4 @@ def _started(names: list[str], cfg: RedisCfg, stack: contextlib.ExitStack, *, ho
         logger.warning("%s: %s", host_name(), lowered)
     servers = RedisServers(names, max_memory_gb=memory_gb, host=host)
     stack.callback(servers.stop)
-    logger.info(
-        "%s: redis-server %s, %d shards of %.2f GB, %s",
-        host_name(),
-        servers.version,
-        len(names),
-        memory_gb / len(names),
-        f"at {host}" if host else f"at sockets in {servers.folder}",
-    )
     return servers
