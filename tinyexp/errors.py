@@ -32,13 +32,33 @@ class MachineError(TinyExpError):
 
 
 class NonFiniteLoss(TinyExpError):
-    """The loss of a rank is NaN or infinite; no weight was changed by it."""
+    """The loss or a gradient of a rank is NaN or infinite; no weight was changed by it."""
 
     exit_status = 6
 
 
+class Diverged(TinyExpError):
+    """Ranks hold different values of what they must hold alike."""
+
+    exit_status = 6
+
+
+class Stopped(TinyExpError):
+    """A signal asked the run to stop, and it has: everything is saved."""
+
+    def __init__(self, message: str, *, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_status = 128 + signal_number
+
+
 class WorkerFailed(TinyExpError):
     """A rank raised or died. The message starts with that rank and its original error."""
+
+    exit_status = 7
+
+
+class PeerFailed(TinyExpError):
+    """Another rank has ended the run, and says why itself."""
 
     exit_status = 7
 

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tinyexp.errors import MachineError
 
@@ -38,7 +39,7 @@ class Environment:
     master_addr: str = "127.0.0.1"
     master_port: int = 0  # 0: no rendezvous, the process is alone
     store_is_hosted: bool = False  # a launcher already serves the store at master_addr:master_port
-    attempt: int = 0  # how often an elastic launcher has restarted the group
+    attempt: int = 0  # how often the launcher has started the group again
     owns_devices: bool = False  # the launcher shows this process its own devices only
 
     @classmethod
@@ -165,13 +166,14 @@ def seed_cpu_generators(seed: int) -> None:
 
 
 class RandomState:
-    """The state of the three generators of this process at one moment."""
+    """The state of the three generators of this process at one moment, with `gpu` also that of its GPU, which waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gpu: bool = False) -> None:
         import numpy
         import torch
 
         self._torch, self._numpy, self._python = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+        self._cuda = torch.cuda.get_rng_state() if gpu and torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
         import numpy
@@ -180,6 +182,34 @@ class RandomState:
         torch.set_rng_state(self._torch)
         numpy.random.set_state(self._numpy)
         random.setstate(self._python)
+        if self._cuda is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(self._cuda)
+
+    def plain(self) -> dict[str, Any]:
+        """The state as tensors and numbers, which a file read as data alone may hold."""
+        import torch
+
+        kind, words, *rest = self._numpy
+        version, numbers, gauss = self._python
+        assert not isinstance(words, str)
+        assert (kind, version) == ("MT19937", 3)
+        return {
+            "torch": self._torch,
+            "numpy": [torch.from_numpy(words.astype("int64")), *rest],
+            "python": [torch.tensor(numbers), gauss],
+            "cuda": self._cuda,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "RandomState":
+        """The state that `plain` described."""
+        state = cls.__new__(cls)
+        words, *rest = plain["numpy"]
+        numbers, gauss = plain["python"]
+        state._torch, state._cuda = plain["torch"], plain["cuda"]
+        state._numpy = ("MT19937", words.numpy().astype("uint32"), *rest)
+        state._python = (3, tuple(numbers.tolist()), gauss)
+        return state
 
 
 @contextlib.contextmanager

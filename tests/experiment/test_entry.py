@@ -45,6 +45,8 @@ MISTAKES = {
     "wrong type": (["epochs=many"], 2, ["epochs: got 'many', needs a whole number"]),
     "unknown mode": ([*TINY, "mode=trian"], 2, ["mode='trian'", "nearest: train"]),
     "unknown launcher": ([*TINY, "launcher=slurm"], 2, ["launcher='slurm': allowed are ray, local, mp"]),
+    "restarts below 0": ([*TINY, "max_restarts=-1"], 2, ["max_restarts=-1: a number >= 0 is needed"]),
+    "restarts of what torchrun starts": ([*TINY, "launcher=mp", "max_restarts=2"], 2, ["torchrun --max-restarts=2"]),
     "unknown accelerator": ([*TINY, "accelerator_cfg.accelerator=fsdp"], 2, ["accelerator='fsdp'", "tp, ddp, cpu"]),
     "unknown model": ([*TINY, "module_cfg.model_name=vit_huge"], 2, ["model_name='vit_huge'", "deit_small_patch16_224"]),
     "missing data": ([*SMOKE, "dataloader_cfg.fake_data=false", "dataloader_cfg.data_root=./nowhere"], 2, ["/nowhere/train"]),
@@ -169,8 +171,8 @@ def test_a_run_that_has_more_steps_than_its_limit_takes_none(tmp_path, capsys):
     capsys.readouterr()
     assert entry.run_command(VitTpExp, again) == 0
     printed = capsys.readouterr().out
-    assert "1 epochs and 4 steps are done" in printed
-    assert "Epoch: [1]" not in printed
+    assert "at epoch 0, step 4 of it, 4 steps in all" in printed
+    assert "Epoch: [" not in printed
 
 
 def test_bench_runs_in_float64(tmp_path, capsys):

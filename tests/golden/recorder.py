@@ -84,7 +84,7 @@ class Recorder:
         self.epochs.append(Epoch(state.epoch))
         loader.dataset.images.taken.clear()
         self.now.random_state["before_train"] = next_draws()
-        with drawn_from_beta() as drawn, mock.patch.object(state.accelerator, "step", self._step(state.accelerator.step)):
+        with drawn_from_beta() as drawn, mock.patch.object(state.accelerator, "update", self._update(state.accelerator.update)):
             self.now.train_stats = train_one_epoch(
                 state, loader, criterion=self._criterion(criterion), mixer=mixer and self._mixer(mixer, drawn), **options
             )
@@ -143,9 +143,9 @@ class Recorder:
             with average.in_place_of_weights():
                 self.now.evaluations[f"eval_{name}"] = score(accelerator, exact)
 
-    def _step(self, step: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    def _update(self, update: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         def noted(*arguments: Any, **options: Any) -> Tensor | None:
-            norm = step(*arguments, **options)
+            norm = update(*arguments, **options)
             if norm is not None:
                 self.now.grad_norm_pre_clip.append(norm.item())
             return norm

@@ -15,7 +15,8 @@ from tests.golden.record import FOLDER, load
 from tests.golden.runs import Run, run_experiment
 from tinyexp.examples import vit_tp_exp
 from tinyexp.examples.vit_tp_exp import LAYOUT, VitTpExp
-from tinyexp.training.checkpoint import official_checkpoint, read_checkpoint
+from tinyexp.training.checkpoint_file import read_checkpoint
+from tinyexp.training.snapshot import assemble, take_snapshot
 
 OFFICIAL_FILE = FOLDER / "checkpoint_nano_after_epoch1.pth"
 
@@ -27,7 +28,7 @@ class Resumed:
     first_half: Run  # two of four epochs of our own
     second_half: Run  # the other two, from the official file
     own_checkpoint: dict[str, Any]  # of the first half
-    saved_again: dict[str, Any]  # the official file, loaded and saved, nothing trained
+    saved_again: dict[str, Any] | None  # the official file, loaded and saved, nothing trained; of the main rank
     scores: dict[str, float]  # mode=eval of the official file
 
 
@@ -45,7 +46,8 @@ class ResumeCase(Job):
         with mock.patch.object(vit_tp_exp, "seed_everything"):
             second_half = run_experiment(self._experiment(folder / "second", resume_from=str(OFFICIAL_FILE)), accelerator)
         state = self._experiment(folder / "again", resume_from=str(OFFICIAL_FILE)).build_state(accelerator)
-        saved_again = official_checkpoint(state, LAYOUT, args={})
+        snapshot = take_snapshot(state, args={}, facts={})
+        saved_again = assemble(snapshot, LAYOUT, group=accelerator.open_host_group(), is_main=accelerator.is_main)
         with recorded_world():
             scores = self._experiment(folder / "eval", resume_from=str(OFFICIAL_FILE), mode="eval").eval(accelerator)
         return Resumed(first_half, second_half, own_checkpoint, saved_again, scores)

@@ -13,7 +13,8 @@ from tests.golden.record import Checksum, bias_parts, checksums, images_and_clas
 from tests.golden.recorder import Epoch, Recorder
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.examples.vit_tp_exp import LAYOUT, VitTpExp
-from tinyexp.training.checkpoint import MOMENTS, read_checkpoint
+from tinyexp.training.checkpoint_file import read_checkpoint
+from tinyexp.training.snapshot import MOMENTS
 
 
 @dataclass

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,35 @@ def start(tmp_path: Path, pids: Path) -> Iterator[Callable[..., subprocess.Popen
     for process in started:
         process.kill()
         process.communicate()
+
+
+CLUSTER = """
+import os, shutil, sys, tempfile
+folder = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp")
+from ray.cluster_utils import Cluster
+node = dict(num_cpus=1, object_store_memory=80_000_000, include_dashboard=False)
+cluster = Cluster(initialize_head=True, head_node_args=node)
+for _ in range(1, int(sys.argv[1])):
+    cluster.add_node(**node)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+shutil.rmtree(folder)
+"""
+
+
+@contextmanager
+def ray_cluster(*, num_nodes: int) -> Iterator[dict[str, str]]:
+    """The variables with which to join a cluster of nodes with one CPU each. It is gone after the block."""
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64, "RAY_USAGE_STATS_ENABLED": "0"}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", CLUSTER, str(num_nodes)]
+    with subprocess.Popen(command, env=os.environ | variables, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout
+        address = process.stdout.readline().strip()
+        assert address, "the cluster did not start"
+        yield variables | {"RAY_ADDRESS": address}
+        process.communicate(timeout=180)
 
 
 def still_alive(pids: Path) -> list[int]:

@@ -9,13 +9,19 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tinyexp.errors import DataError
 from tinyexp.process import Environment
+from tinyexp.signals import StopRequest
 
 PIDS_FOLDER = "PIDS_FOLDER"  # a variable: the folder in which every process of the run leaves its pid
+MAX_RESTARTS = "MAX_RESTARTS"  # likewise, for `main`
+KILLS = "TINYEXP_KILLS"  # likewise: attempts of which a rank is killed
 
 
 def note_pid() -> None:
@@ -76,6 +82,48 @@ def fail_on_rank_1() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
+def lose_rank_1_at_first() -> float:
+    """Rank 1 is killed in the middle of a collective, in the first KILLS attempts."""
+    import torch
+    import torch.distributed as dist
+
+    attempt, rank = Environment.read().attempt, join_group_as_a_run_does()
+    print(f"rank {rank} in attempt {attempt} at {time.time()}", flush=True)
+    if rank == 1 and attempt < int(os.environ.get(KILLS, "1")):
+        print(f"killed at {time.time()}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.tensor(rank + 1.0)
+    dist.all_reduce(total)
+    print(f"rank {rank} in attempt {attempt} has {total.item()}", flush=True)
+    return total.item()
+
+
+def lose_node_of_rank_1_at_first() -> float:
+    """Rank 1 and the Ray that has started it are killed at once, on a node that the driver is not on. Ray has yet to notice."""
+    import torch
+    import torch.distributed as dist
+
+    attempt, rank = Environment.read().attempt, join_group()
+    print(f"rank {rank} in attempt {attempt} at {time.time()}", flush=True)
+    if rank == 1 and attempt == 0:
+        print(f"killed at {time.time()}", flush=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.tensor(rank + 1.0)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def fail_always() -> None:
+    """Rank 1 meets an error of the program, the same one every time."""
+    if Environment.read().world.rank == 1:
+        raise KeyError("weight")
+
+
+def read_attempt() -> int:
+    return Environment.read().attempt
+
+
 def fail_after_leaving_the_group() -> None:
     """Rank 1 is lost to rank 0 before it says why."""
     import torch
@@ -129,6 +177,46 @@ def wait_for_rank_1() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
+def join_group_as_a_run_does() -> int:
+    """Apart from the attempts before this one."""
+    import torch
+
+    from tinyexp.accelerators.process_group import open_process_group
+
+    note_pid()
+    open_process_group(Environment.read(), torch.device("cpu"), timeout_s=60.0)
+    return Environment.read().world.rank
+
+
+def sum_within_seconds(before: Callable[[], None]) -> float:
+    """The sum over the ranks, in a collective that waits for 3 s. To meet for the first time the ranks need longer."""
+    import torch
+    import torch.distributed as dist
+
+    rank = join_group_as_a_run_does()
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    assert isinstance(group, dist.ProcessGroup)
+    if rank == 1 and Environment.read().attempt == 0:
+        before()
+    total = torch.tensor(rank + 1.0)
+    dist.all_reduce(total, group=group)
+    return total.item()
+
+
+def sleep_on_rank_1_at_first() -> float:
+    return sum_within_seconds(partial(time.sleep, 100))
+
+
+def stop_rank_1_at_first() -> float:
+    return sum_within_seconds(stop_noted)
+
+
+def stop_noted() -> None:
+    multiprocessing.get_context("fork").Process(target=sleep_noted).start()  # as a loader worker
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def sleep_long() -> None:
     note_pid()
     print("asleep", flush=True)
@@ -136,14 +224,13 @@ def sleep_long() -> None:
 
 
 def save_when_asked() -> None:
-    """What a trainer does about SIGTERM."""
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-    note_pid()
-    print("asleep", flush=True)
-    while not asked:
-        time.sleep(0.05)
-    print(f"rank {Environment.read().world.rank} saved", flush=True)
+    """What a trainer does about a signal."""
+    with StopRequest() as stop:
+        note_pid()
+        print("asleep", flush=True)
+        while not stop.count:
+            time.sleep(0.05)
+        print(f"rank {Environment.read().world.rank} saved after {stop.name}", flush=True)
 
 
 def leave_with_status_3() -> None:
@@ -204,13 +291,16 @@ def main() -> None:
 
     logging.basicConfig(format="%(levelname)s %(message)s")
     launcher, job = sys.argv[1], globals()[sys.argv[2]]
+    max_restarts = int(os.environ.get(MAX_RESTARTS, "0"))
     note_pid()
     try:
         if launcher == "ray":
             group = NodeGroup(int(sys.argv[4]), "the key of the test") if len(sys.argv) > 4 else ANY_NODE
-            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])), group=group)
+            found = run_ray(job, RayCfg(**json.loads(sys.argv[3])), group=group, max_restarts=max_restarts)
+        elif launcher == "external":
+            found = run_external(job)
         else:
-            found = run_external(job) if launcher == "external" else run_local(job, 2, start_method=launcher)
+            found = run_local(job, 2, start_method=launcher, max_restarts=max_restarts)
     except TinyExpError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)

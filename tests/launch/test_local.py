@@ -13,10 +13,10 @@ from tinyexp.launch.local import run_local
 PRELOADED = ["torch.distributed.tensor.parallel", "torch._dynamo", "tests.launch.jobs"]  # sharding a module imports dynamo
 
 
-def launch(job):
+def launch(job, **settings):
     """On two ranks of a server that has imported torch: this process has compute threads and must not be forked itself."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-    return run_local(job, 2, start_method="forkserver")
+    return run_local(job, 2, start_method="forkserver", **settings)
 
 
 def test_two_ranks_meet_and_their_results_come_in_rank_order(capfd):
@@ -98,7 +98,17 @@ def test_a_stopped_command_lets_its_ranks_save(start, pids, number, status):
     command.send_signal(number)
     output, _ = command.communicate(timeout=60)
     assert command.returncode == status
-    assert sorted(output.splitlines()) == ["rank 0 saved", "rank 1 saved"]
+    assert sorted(output.splitlines()) == [f"rank {rank} saved after {number.name}" for rank in (0, 1)]
+    assert still_alive(pids) == []
+
+
+def test_ranks_without_a_handler_end_quietly_on_ctrl_c(start, pids):
+    command = start("fork", "sleep_long")
+    wait_until_asleep(command)
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=60)
+    assert errors.count("Traceback") == 1  # of the command itself, which the test does not wrap as `run_command` does
+    assert "sleep_long" not in errors
     assert still_alive(pids) == []
 
 

@@ -1,4 +1,5 @@
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_lines_of_two_ranks_do_not_mix(server, capsys):
 
 def test_a_stranger_prints_nothing(server, capsys):
     with socket.create_connection(server.address) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost:8000\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
     assert start_rank(server, "print('trusted')\n").wait(WAIT_S) == 0
@@ -75,13 +76,13 @@ def test_a_stranger_prints_nothing(server, capsys):
     assert capsys.readouterr().out == "trusted\n"
 
 
-def test_a_rank_that_is_asked_to_stop_gets_sigterm(server, capsys):
-    code = (
-        "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(5)))\nprint('ready')\ntime.sleep(60)\n"
-    )
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_gets_the_signal_that_its_driver_sends(server, capsys, number):
+    code = f"import signal\nsignal.signal({number}, lambda *_: (print('saved'), sys.exit(5)))\nprint('ready')\ntime.sleep(60)\n"
     rank = start_rank(server, code)
     wait_for("ready", capsys)
-    server.ask_to_stop()
+    assert (server.is_connected(0), server.is_connected(1)) == (False, True)
+    server.send_signal(1, number)
     assert rank.wait(WAIT_S) == 5
     assert "saved" in wait_for("saved", capsys)
 

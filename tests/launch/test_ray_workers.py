@@ -2,15 +2,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import still_alive, wait_until_asleep
+from tests.launch.conftest import ray_cluster, still_alive, wait_until_asleep
 from tinyexp.errors import MachineError
 from tinyexp.launch import ray_workers
 from tinyexp.launch.ray_workers import RayCfg, check_resources, num_workers, run_ray
@@ -113,13 +111,14 @@ def test_a_killed_worker_is_named_although_its_loader_workers_live(start):
 
 
 @pytest.mark.ray
-def test_a_stopped_command_lets_its_workers_save(start):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_stopped_command_lets_its_workers_save(start, number, status):
     command = start("ray", "save_when_asked", TWO_ON_CPU)
     wait_until_asleep(command)
-    command.send_signal(signal.SIGTERM)
+    command.send_signal(number)
     output, errors = command.communicate(timeout=180)
-    assert command.returncode == 143, errors
-    assert sorted(output.splitlines()) == ["rank 0 saved", "rank 1 saved"]
+    assert command.returncode == status, errors
+    assert sorted(output.splitlines()) == [f"rank {rank} saved after {number.name}" for rank in (0, 1)]
 
 
 @pytest.mark.ray
@@ -135,32 +134,10 @@ def test_a_killed_command_takes_ray_along(start):
     assert ray_folders() < before
 
 
-CLUSTER = """
-import os, shutil, sys, tempfile
-folder = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp")
-from ray.cluster_utils import Cluster
-node = dict(num_cpus=1, object_store_memory=80_000_000, include_dashboard=False)
-cluster = Cluster(initialize_head=True, head_node_args=node)
-cluster.add_node(**node)
-print(cluster.address, flush=True)
-sys.stdin.read()
-cluster.shutdown()
-shutil.rmtree(folder)
-"""
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
-    """The variables with which to join a cluster of two nodes with one CPU each."""
-    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64, "RAY_USAGE_STATS_ENABLED": "0"}
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", CLUSTER]
-    with subprocess.Popen(command, env=os.environ | variables, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout
-        address = process.stdout.readline().strip()
-        assert address, "the cluster did not start"
-        yield variables | {"RAY_ADDRESS": address}
-        process.communicate(timeout=180)
+    with ray_cluster(num_nodes=2) as variables:
+        yield variables
 
 
 @pytest.mark.ray

@@ -13,18 +13,23 @@ ECHO = Outcome(0, failure=Failure("RuntimeError", "Connection closed by peer", i
 CAUSE = Outcome(1, failure=Failure("ValueError", "the cause"))
 
 
-def arriving(*batches: list[Outcome]):
-    remaining = list(batches)
+class ScriptedRanks:
+    """Outcomes that come batch by batch, and the signals that were sent."""
 
-    def arrivals(timeout_s: float) -> list[Outcome]:
+    def __init__(self, *batches: list[Outcome]) -> None:
+        self._remaining = list(batches)
+        self.signals: list[tuple[int, int]] = []  # rank, number
+
+    def arrivals(self, timeout_s: float) -> list[Outcome]:
         time.sleep(0.01)
-        return remaining.pop(0) if remaining else []
+        return self._remaining.pop(0) if self._remaining else []
 
-    return arrivals
+    def send_signal(self, rank: int, number: int) -> None:
+        self.signals.append((rank, number))
 
 
 def collected(*batches: list[Outcome], num_processes: int = 2) -> list[Outcome]:
-    return collect(arriving(*batches), num_processes, stop=StopRequest(), ask_to_stop=lambda: None)
+    return collect(ScriptedRanks(*batches), num_processes, stop=StopRequest())
 
 
 def test_all_outcomes_are_awaited():
@@ -47,13 +52,13 @@ def test_an_echo_that_nothing_explains_ends_the_wait_too(monkeypatch):
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_asks_the_ranks_once_and_lets_them_finish(number, error):
-    asked = []
+    ranks = ScriptedRanks([], [], [CAUSE], [ECHO])
     with StopRequest() as stop:
         signal.raise_signal(number)
-        found = collect(arriving([], [], [CAUSE], [ECHO]), 2, stop=stop, ask_to_stop=lambda: asked.append(1))
+        found = collect(ranks, 2, stop=stop)
         with pytest.raises(error):
             stop.raise_if_asked()
-    assert (found, asked) == ([CAUSE, ECHO], [1])
+    assert (found, ranks.signals) == ([CAUSE, ECHO], [(0, number), (1, number)])
 
 
 def test_a_second_signal_ends_the_wait(monkeypatch):
@@ -61,11 +66,11 @@ def test_a_second_signal_ends_the_wait(monkeypatch):
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        assert collect(arriving(), 2, stop=stop, ask_to_stop=lambda: None) == []
+        assert collect(ScriptedRanks(), 2, stop=stop) == []
 
 
 def test_ranks_that_do_not_stop_are_given_up(monkeypatch):
     monkeypatch.setattr(supervise, "GRACE_S", 0.1)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
-        assert collect(arriving(), 2, stop=stop, ask_to_stop=lambda: None) == []
+        assert collect(ScriptedRanks(), 2, stop=stop) == []

@@ -4,13 +4,21 @@ from tinyexp.observability.log import RunLog, show_summary, strict_json, write_s
 from tinyexp.observability.plots import draw_curves
 
 
-def test_each_epoch_is_one_line_and_a_new_run_starts_a_new_file(tmp_path):
+def test_each_epoch_is_one_line_and_a_run_keeps_those_before_its_first_epoch(tmp_path):
     log = RunLog(tmp_path)
     log.write_epoch({"epoch": 0, "test_acc1": 1.0})
     log.write_epoch({"epoch": 1, "test_acc1": 2.0})
     assert [row["epoch"] for row in log.rows()] == [0, 1]
-    assert len(RunLog(tmp_path, continued=True).rows()) == 2
+    assert [row["epoch"] for row in RunLog(tmp_path, first_epoch=1).rows()] == [0]
     assert RunLog(tmp_path).rows() == []
+
+
+def test_a_line_that_a_killed_run_has_left_unfinished_is_dropped(tmp_path):
+    RunLog(tmp_path).write_epoch({"epoch": 0, "test_acc1": 1.0})
+    with open(tmp_path / "log.txt", "a") as file:
+        file.write('{"epoch": 1, "te')
+    RunLog(tmp_path, first_epoch=2).write_epoch({"epoch": 2, "test_acc1": 3.0})
+    assert [json.loads(line)["epoch"] for line in (tmp_path / "log.txt").read_text().splitlines()] == [0, 2]
 
 
 def test_numbers_that_are_not_finite_are_null_and_named():

@@ -119,7 +119,8 @@ def test_stop_leaves_nothing_and_may_come_twice():
 
 
 OWNER = """
-import os, sys, time
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from tinyexp.redis_cache.server import RedisServers
 servers = RedisServers(["0", "1"], max_memory_gb=0.1)
 if not os.fork():

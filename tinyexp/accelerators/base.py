@@ -1,8 +1,11 @@
 """The processes of a run as one machine: where the model lies, and how a step becomes the step of the whole mesh."""
 
 import contextlib
+import datetime
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +26,8 @@ AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 class Accelerator(ABC):
     """One rank's view of the mesh. Every rank must call every method that says so, in the same order."""
+
+    timeout_s = 300.0  # a collective waits so long for a rank that does not come
 
     def __init__(self, *, world: Axis, mesh: Mesh, device: torch.device, precision: str) -> None:
         self.world = world
@@ -138,6 +143,56 @@ class Accelerator(ABC):
         dist.all_reduce(staged, group=self.replica_group)
         return staged.to(values.device)
 
+    def largest(self, values: Sequence[int]) -> list[int]:
+        """Of each value the largest over all ranks, exchanged between the hosts' CPUs. Every rank must call it."""
+        if self.world.size == 1:
+            return list(values)
+        agreed = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self._host_group)
+        return agreed.tolist()
+
+    def from_all(self, values: Sequence[int]) -> list[list[int]]:
+        """The values of every rank, in rank order, exchanged between the hosts' CPUs. Every rank must call it."""
+        own = torch.tensor(values, dtype=torch.int64)
+        if self.world.size == 1:
+            return [own.tolist()]
+        found = [torch.empty_like(own) for _ in range(self.world.size)]
+        dist.all_gather(found, own, group=self._host_group)
+        return [each.tolist() for each in found]
+
+    def from_main(self, value: Any) -> Any:
+        """What the main rank passes here, on every rank. Plain values only. Every rank must call it."""
+        if self.world.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._host_group)
+        return box[0]
+
+    def open_host_group(self) -> ProcessGroup | None:
+        """A group of all ranks over gloo, for a thread that talks beside the training. Every rank must call it."""
+        if self.world.size == 1:
+            return None
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self.timeout_s))
+        assert isinstance(group, ProcessGroup), "this rank is a member"
+        return group
+
+    @functools.cached_property
+    def _host_group(self) -> ProcessGroup | None:
+        """For small things between CPUs. None: on the CPU the group of all ranks serves."""
+        return self.open_host_group() if self.device.type == "cuda" else None
+
+    def gradients_are_finite(self) -> bool:
+        """Whether this rank's averaged gradients are. With fp16 the scaler judges them itself, and skips."""
+        if self.scaler.is_enabled():
+            return True
+        gradients = [each.grad for each in self.parameters.by_name.values() if each.grad is not None]
+        return bool(torch.stack(torch._foreach_norm(gradients, torch.inf)).isfinite().all())
+
+    def nonfinite_gradient(self) -> str:
+        """The name of this rank's first gradient that is not finite."""
+        by_name = self.parameters.by_name
+        return next((name for name, each in by_name.items() if each.grad is not None and not each.grad.isfinite().all()), "")
+
     def whole_weights(self) -> dict[str, Tensor]:
         """A copy of the model's whole state on the CPU of every rank. Every rank must call it."""
         return self.whole_like_weights(self.model.state_dict())
@@ -147,10 +202,10 @@ class Accelerator(ABC):
         return {name: self.parameters.gather(name, part).to("cpu", copy=True) for name, part in parts.items()}
 
     def exchange(self, text: str) -> list[str]:
-        """The texts that the ranks give, in rank order. Every rank must call it."""
+        """The texts that the ranks give, in rank order, exchanged between the hosts' CPUs. Every rank must call it."""
         texts = [text] * self.world.size
         if self.world.size > 1:
-            dist.all_gather_object(texts, text)
+            dist.all_gather_object(texts, text, group=self._host_group)
         return texts
 
     def barrier(self) -> None:

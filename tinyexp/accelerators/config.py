@@ -37,6 +37,7 @@ class AcceleratorCfg:
     device: str = "auto"  # auto: CUDA where the machine has it, else cpu; or cpu, cuda
     tp_across_nodes: bool = False  # true: a tensor-parallel group may reach over several machines
     timeout_s: float = 300.0  # seconds a collective waits for a rank that does not come
+    check_every: int = 100  # steps between two comparisons of what ranks must hold alike; 0: never
 
     def problems(self) -> list[str]:
         """Everything here that no run can have, each with its dotted key."""
@@ -56,6 +57,8 @@ class AcceleratorCfg:
             found.append(f"accelerator_cfg.tp_size={self.tp_size}: a number >= 0 is needed, 0 takes all processes")
         if self.overlap_chunks < 1:
             found.append(f"accelerator_cfg.overlap_chunks={self.overlap_chunks}: a number >= 1 is needed, 1 is off")
+        if self.check_every < 0:
+            found.append(f"accelerator_cfg.check_every={self.check_every}: a number of steps is needed, 0 is off")
         if self.timeout_s <= 0:
             found.append(f"accelerator_cfg.timeout_s={self.timeout_s}: a number of seconds above 0 is needed")
         return found
@@ -119,7 +122,9 @@ class AcceleratorCfg:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         open_process_group(environment, device, self.timeout_s)
-        return self._build(environment.world, device, device.type, build_plan)
+        accelerator = self._build(environment.world, device, device.type, build_plan)
+        accelerator.timeout_s = self.timeout_s
+        return accelerator
 
     @contextlib.contextmanager
     def pretended(self, world_size: int, device_type: str, build_plan: PlanBuilder) -> Iterator[Accelerator]:

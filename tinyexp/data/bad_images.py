@@ -43,6 +43,7 @@ class Skipping(Dataset):
 
     def __init__(self, images: ImageFolder) -> None:
         self.images = images
+        self.classes = images.classes
         self.bad = BadImages([path for path, _ in images.samples])
 
     def __len__(self) -> int:

@@ -261,6 +261,17 @@ class TrainLoader(ImageLoader):
         self.sampler.set_epoch(epoch, first=first_batch * self.batch_size)
 
     @property
+    def num_images(self) -> int:
+        """Of the data set."""
+        return len(self.dataset)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the class folders, in the order of the class numbers; none where the images come from no folder."""
+        assert isinstance(self.dataset, SeededImages)
+        return list(getattr(self.dataset.images, "classes", []))
+
+    @property
     def batches_in_epoch(self) -> int:
         """Of a whole epoch, wherever the next iteration starts."""
         assert self.batch_size

@@ -11,6 +11,9 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from signal import Signals
 from typing import Any, ClassVar
 
 import torch
@@ -24,10 +27,11 @@ from tinyexp.bench.comparison import runs_to_compare, show_comparison
 from tinyexp.bench.plan import plan_page
 from tinyexp.bench.throughput import BenchCfg, BenchResult, measure_training_step
 from tinyexp.bench.verify import Row, Subject, VerifyCfg, compare, show_rows
-from tinyexp.data.loaders import DataLoaderCfg, ImageLoader, PaddedBatches
-from tinyexp.errors import ConfigError
+from tinyexp.data.loaders import DataLoaderCfg, ImageLoader, PaddedBatches, TrainLoader
+from tinyexp.errors import ConfigError, Stopped
 from tinyexp.experiment.base import TinyExp
 from tinyexp.experiment.entry import store_and_run_exp
+from tinyexp.experiment.run_folder import set_earlier_run_aside
 from tinyexp.launch.ray_resources import NodeGroup
 from tinyexp.launch.ray_workers import RayCfg
 from tinyexp.models.vit.attention import Attention
@@ -45,20 +49,17 @@ from tinyexp.observability.wandb_log import WandbCfg
 from tinyexp.process import Axis, Environment, preserve_random_state, seed_everything
 from tinyexp.redis_cache.config import RedisCfg
 from tinyexp.redis_cache.service import Service, served_cache
-from tinyexp.training.checkpoint import (
-    CheckpointCfg,
-    OfficialLayout,
-    official_checkpoint,
-    read_checkpoint,
-    resume,
-    save_checkpoint,
-)
-from tinyexp.training.epoch import evaluate, train_one_epoch
+from tinyexp.signals import StopRequest
+from tinyexp.training.checkpoint import AUTO, CheckpointCfg, newest_good, resume
+from tinyexp.training.checkpoint_file import read_checkpoint
+from tinyexp.training.checkpoint_keeper import CheckpointKeeper
+from tinyexp.training.epoch import Guards, StopAgreed, evaluate, train_one_epoch
 from tinyexp.training.files import FilesRecord, unreadable
 from tinyexp.training.loss import LossCfg
 from tinyexp.training.optimizer import OptimizerCfg
 from tinyexp.training.recipe import departures
 from tinyexp.training.schedule import LrSchedulerCfg
+from tinyexp.training.snapshot import OfficialLayout
 from tinyexp.training.state import TrainState
 from tinyexp.training.weights import load_pretrained, source_problems
 
@@ -86,7 +87,7 @@ class VitTpExp(TinyExp):
     launcher: str = "ray"  # ray: Ray starts the processes; local: this command does; mp: it is one rank of torchrun or by hand
     epochs: int = 300  # passes over the sampler's selection; DeiT main.py --epochs
     max_train_steps: int = -1  # optimizer steps of the whole run, exact; -1: as many as the epochs have
-    resume_from: str = ""  # a checkpoint of ours or an official one, from which the run continues
+    resume_from: str = ""  # a checkpoint of ours or an official one to continue; auto: the newest good one of the run folder
     ray_cfg: RayCfg = field(default_factory=lambda: RayCfg(ray_num_worker=2, ray_num_cpus_per_worker=12))
     accelerator_cfg: AcceleratorCfg = field(default_factory=AcceleratorCfg)
     module_cfg: ModuleCfg = field(default_factory=ModuleCfg)
@@ -159,13 +160,14 @@ class VitTpExp(TinyExp):
         return result
 
     def train(self, accelerator: Accelerator) -> dict[str, Any]:
-        """Train, with the files of the training set in a cache where the configuration asks for one."""
+        """The official loop: an epoch of steps, the schedule, a checkpoint, an evaluation, a line of log.txt.
+
+        Raises: Stopped once everything is saved, after a signal.
+        """
         with served_cache(self.redis_cfg, Environment.read(), accelerator.exchange) as service:
             return self._train(accelerator, service)
 
     def _train(self, accelerator: Accelerator, service: Service | None) -> dict[str, Any]:
-        """The official loop: an epoch of steps, the schedule, a checkpoint, an evaluation, a line of log.txt."""
-        state = self.build_state(accelerator)
         loader = self.dataloader_cfg.build_train(
             accelerator.replica,
             num_classes=self.module_cfg.num_classes,
@@ -173,46 +175,86 @@ class VitTpExp(TinyExp):
             device_type=accelerator.device.type,
             cache=service.cache if service else None,
         )
-        files = FilesRecord(accelerator, loader, service)
-        val_loader = self._val_loader(accelerator)
-        mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
-        log = RunLog(self.run_folder, continued=state.epoch > 0) if accelerator.is_main else None
-        online = self.wandb_cfg.build(self.exp_name, asdict(self)) if accelerator.is_main else None
-        if log:
-            print(self._plan_of_run(state, len(loader)), flush=True)
+        facts = {
+            "global_batch": self._global_batch(accelerator),
+            "classes": loader.classes,
+            "num_images": loader.num_images,
+        }
+        state = self.build_state(accelerator, facts)
+        if accelerator.is_main:
+            print(self._plan_of_run(state, loader.batches_in_epoch), flush=True)
             if service:
                 print(f"the training files' bytes are kept in memory: {service.description}", flush=True)
-        first_step, train_seconds, accuracy, row = state.step, 0.0, 0.0, {}
+        with (
+            StopRequest(second_leaves=True) as stop,
+            CheckpointKeeper(self.run_folder, self.checkpoint_cfg, LAYOUT, accelerator) as keeper,
+        ):
+            save = partial(keeper.save, state, args=asdict(self), facts=facts)
+            guards = Guards(stop, self.accelerator_cfg.check_every, self.checkpoint_cfg.save_every_steps, save)
+            first_step, start = state.step, time.monotonic()
+            try:
+                summary = self._epochs(state, loader, FilesRecord(accelerator, loader, service), keeper, guards)
+            except StopAgreed as request:
+                save()
+                keeper.wait()
+                accelerator.barrier()
+                raise self._stopped(request.signal_number, state) from None
+        seconds = summary["train_seconds"]
+        images = (state.step - first_step) * self._global_batch(accelerator)
+        summary |= {"images_per_s": images / seconds if seconds else None, "wall_seconds": time.monotonic() - start}
+        if accelerator.is_main:
+            write_summary(self.run_folder, summary)
+        return summary
+
+    def _epochs(
+        self, state: TrainState, loader: TrainLoader, files: FilesRecord, keeper: CheckpointKeeper, guards: Guards
+    ) -> dict[str, Any]:
+        """From where the state is to the last step. Returns the summary of the run."""
+        accelerator = state.accelerator
+        val_loader = self._val_loader(accelerator)
+        mixer, criterion = self.loss_cfg.build(self.module_cfg.num_classes)
+        log = RunLog(self.run_folder, first_epoch=state.epoch) if accelerator.is_main else None
+        online = self.wandb_cfg.build(self.exp_name, asdict(self)) if accelerator.is_main else None
+        train_seconds, row = 0.0, {}
         most_steps = self.max_train_steps if self.max_train_steps >= 0 else math.inf
-        while state.epoch < self.epochs and state.step < most_steps:
-            loader.start_epoch(state.epoch)
-            start = time.monotonic()
-            train_stats = train_one_epoch(
-                state,
-                loader,
-                num_batches=int(min(len(loader), most_steps - state.step)),
-                criterion=criterion,
-                mixer=mixer,
-                clip_grad=self.optimizer_cfg.clip_grad,
-            )
-            train_seconds += time.monotonic() - start
-            state.lr_scheduler.step(state.epoch, metric=accuracy)
-            self._save(state, self.checkpoint_cfg.last_ckpt_name)
-            row = {f"train_{name}": value for name, value in train_stats.items()} | self._score(state, val_loader)
-            accuracy = row["test_acc1"]
-            if accuracy > state.max_accuracy:
-                state.max_accuracy = accuracy
-                self._save(state, self.checkpoint_cfg.best_ckpt_name)
+        while state.epoch < self.epochs and (state.train_stats or state.step < most_steps):
+            train_stats = state.train_stats
+            if train_stats is None:
+                start = time.monotonic()
+                loader.start_epoch(state.epoch, first_batch=state.epoch_step)
+                train_stats = train_one_epoch(
+                    state,
+                    loader,
+                    num_batches=int(min(loader.batches_in_epoch, state.epoch_step + most_steps - state.step)),
+                    criterion=criterion,
+                    mixer=mixer,
+                    clip_grad=self.optimizer_cfg.clip_grad,
+                    guards=guards,
+                )
+                train_seconds += time.monotonic() - start
+                if state.epoch_step == loader.batches_in_epoch:
+                    state.train_stats = train_stats
+                    state.lr_scheduler.step(state.epoch, metric=state.last_accuracy)
+                guards.save()
+            row = {f"train_{name}": value for name, value in train_stats.items()} | self._score(state, val_loader, guards.stop)
+            state.last_accuracy = row["test_acc1"]
+            if state.last_accuracy > state.max_accuracy:
+                state.max_accuracy = state.last_accuracy
+                keeper.save_best(state)
             row |= files.end_epoch() | {"epoch": state.epoch, "n_parameters": accelerator.parameters.num_whole()}
             if log:
                 print(f"Max accuracy: {state.max_accuracy:.2f}%", flush=True)
                 log.write_epoch(row)
             if online:
                 online.write_epoch(row)
-            state.epoch += 1
+            if state.train_stats is None:
+                break  # max_train_steps ends the run within the epoch, which a resumed run continues
+            state.begin_next_epoch()
         if online:
             online.close()
-        images = (state.step - first_step) * self._global_batch(accelerator)
+        return self._summary(state, row, train_seconds, log) | files.summary(val_loader)
+
+    def _summary(self, state: TrainState, row: dict[str, Any], train_seconds: float, log: RunLog | None) -> dict[str, Any]:
         summary = {
             "top1": row.get("test_acc1"),
             "top1_ema": row.get("ema_test_acc1"),
@@ -220,18 +262,24 @@ class VitTpExp(TinyExp):
             "epochs": state.epoch,
             "steps": state.step,
             "train_seconds": train_seconds,
-            "images_per_s": images / train_seconds if train_seconds else None,
-            "mesh": asdict(accelerator.mesh.shape),
+            "mesh": asdict(state.accelerator.mesh.shape),
             "checkpoint": str(self.run_folder / self.checkpoint_cfg.best_ckpt_name),
         }
-        summary |= files.summary(val_loader)
         if log:
-            picture = draw_curves(
-                log.rows(), self.run_folder / "curves.png", title=f"{self.exp_name}: {self.module_cfg.model_name}"
-            )
+            title = f"{self.exp_name}: {self.module_cfg.model_name}"
+            picture = draw_curves(log.rows(), self.run_folder / "curves.png", title=title)
             summary |= {"log": str(log.path), "curves": str(picture)}
-            write_summary(self.run_folder, summary)
         return summary
+
+    def _stopped(self, number: int, state: TrainState) -> Stopped:
+        where = f"step {state.step} (epoch {state.epoch}, step {state.epoch_step} of it)"
+        path = self.run_folder / self.checkpoint_cfg.last_ckpt_name
+        message = (
+            f"stopped by {Signals(number).name} after {where}: the run is saved in {path}, continue it with resume_from=auto"
+        )
+        if state.accelerator.is_main:
+            print(message, flush=True)
+        return Stopped(message, signal_number=number)
 
     def eval(self, accelerator: Accelerator) -> dict[str, Any]:
         """Top-1 and top-5 of the given weights on the validation set, every image once, also in `eval.json`."""
@@ -274,8 +322,11 @@ class VitTpExp(TinyExp):
             rows += compare(on_mesh, self.subject(), self.verify_cfg)
         return rows
 
-    def build_state(self, accelerator: Accelerator) -> TrainState:
-        """Build, load weights, shard, build the optimizer, resume: in this order, on every rank."""
+    def build_state(self, accelerator: Accelerator, facts: dict[str, Any] | None = None) -> TrainState:
+        """Build, load weights, shard, build the optimizer, resume: in this order, on every rank.
+
+        `facts` about this run are compared with those of the one that is resumed.
+        """
         seed_everything(self.seed + accelerator.replica.rank)
         model = self.module_cfg.build()
         if self.module_cfg.pretrained_from:
@@ -291,11 +342,31 @@ class VitTpExp(TinyExp):
             lr_scheduler=self.lr_scheduler_cfg.build(optimizer, epochs=self.epochs, seed=self.seed),
             ema=self.ema_cfg.build(accelerator.parameters) if self.mode != "eval" or self.resume_from else None,
         )
-        if self.resume_from:
-            resume(state, read_checkpoint(self.resume_from), LAYOUT, source=self.resume_from)
+        source = self._resume_source(accelerator)
+        if source:
+            notes = resume(state, read_checkpoint(source), LAYOUT, source=source, facts=facts)
             if accelerator.is_main:
-                print(f"resumed from {self.resume_from}: {state.epoch} epochs and {state.step} steps are done", flush=True)
+                position = f"epoch {state.epoch}, step {state.epoch_step} of it, {state.step} steps in all"
+                print("\n  ".join([f"resumed from {source} at {position}", *notes]), flush=True)
         return state
+
+    def _resume_source(self, accelerator: Accelerator) -> str:
+        """The checkpoint to continue from, the same on every rank; empty where the run starts anew.
+
+        A rank that a launcher has started again continues from what the attempts before it have saved, if anything.
+        """
+        source, found, again = self.resume_from, None, Environment.read().attempt > 0
+        if accelerator.is_main and (again or source == AUTO):
+            found = newest_good(self.run_folder, self.checkpoint_cfg)
+            if found is None and source == AUTO:
+                print(f"resume_from=auto: {self.run_folder} holds no checkpoint, the run starts anew", flush=True)
+        source = accelerator.from_main(str(found) if found else "" if source == AUTO else source)
+        continues = bool(source) and Path(source).expanduser().absolute().parent == self.run_folder.absolute()
+        if accelerator.is_main and self.mode == "train" and not continues:
+            names = [*self.checkpoint_cfg.patterns(), "log.txt", "summary.json", "curves.png"]
+            if aside := set_earlier_run_aside(self.run_folder, names):
+                print(f"what an earlier run has left in {self.run_folder} lies in {aside} now", flush=True)
+        return source
 
     def report(self, result: Any) -> None:
         """Close a training run with a table of what was reached and where it lies, a verification with its verdict."""
@@ -309,6 +380,11 @@ class VitTpExp(TinyExp):
     @property
     def starts_processes(self) -> bool:
         return self.mode != "plan"
+
+    def needed_bytes(self) -> int:
+        """Of two checkpoints: weights, their average and two moments, in float32, or float64."""
+        numbers = sum(parameter.numel() for parameter in self._on_meta().parameters())
+        return 2 * numbers * (4 if self.ema_cfg.model_ema else 3) * (8 if self.accelerator_cfg.precision == "fp64" else 4)
 
     def preview(self) -> str:
         """`mode=plan`: what this run would shard, send and hold."""
@@ -353,9 +429,9 @@ class VitTpExp(TinyExp):
             is_noise=lambda name: name.endswith("attn.k.bias"),  # softmax ignores what a key bias adds
         )
 
-    def _score(self, state: TrainState, loader: ImageLoader) -> dict[str, Any]:
+    def _score(self, state: TrainState, loader: ImageLoader, stop: StopRequest | None = None) -> dict[str, Any]:
         """Evaluate the weights and, where there is one, their average, which leaves the random state as it was."""
-        stats = evaluate(state.accelerator, PaddedBatches(loader))
+        stats = evaluate(state.accelerator, PaddedBatches(loader), stop=stop)
         row: dict[str, Any] = {f"test_{name}": stats[name] for name in ("loss", "acc1", "acc5")}
         bad = unreadable(state.accelerator, loader)
         if loader.bad_images:
@@ -363,20 +439,13 @@ class VitTpExp(TinyExp):
         if state.accelerator.is_main:
             print(f"Accuracy of the network on the {stats['images']} test images: {stats['acc1']:.1f}%", flush=True)
             if bad:
-                print(
-                    f"{len(bad)} more could not be read and are left out: {', '.join(bad[:3])}{', ...' * (len(bad) > 3)}",
-                    flush=True,
-                )
+                some = ", ".join(bad[:3]) + ", ..." * (len(bad) > 3)
+                print(f"{len(bad)} more could not be read and are left out: {some}", flush=True)
         if state.ema is not None:
             with preserve_random_state(), state.ema.in_place_of_weights():
-                averaged = evaluate(state.accelerator, PaddedBatches(loader), header="Test EMA:")
+                averaged = evaluate(state.accelerator, PaddedBatches(loader), header="Test EMA:", stop=stop)
             row |= {f"ema_test_{name}": averaged[name] for name in ("loss", "acc1", "acc5")}
         return row
-
-    def _save(self, state: TrainState, name: str) -> None:
-        checkpoint = official_checkpoint(state, LAYOUT, args=asdict(self))
-        if state.accelerator.is_main:
-            save_checkpoint(checkpoint, self.run_folder / name)
 
     def _val_loader(self, accelerator: Accelerator) -> ImageLoader:
         return self.dataloader_cfg.build_val(

@@ -29,6 +29,7 @@ class TinyExp(ABC):
     exp_name: str = ""  # names the run folder; empty: the module's name
     output_root: str = "./output"  # the run folder is output_root/exp_name
     seed: int = 0  # of the run; replica r draws from seed + r
+    max_restarts: int = 0  # new starts from the newest checkpoint after a lost, hanging or broken rank; torchrun has its own
     ray_cfg: RayCfg = field(default_factory=RayCfg)
 
     def __post_init__(self) -> None:
@@ -70,6 +71,13 @@ class TinyExp(ABC):
                 found.append(f"{key}={value!r}: allowed are {', '.join(allowed)}; nearest: {near}")
         if Path(self.exp_name).name != self.exp_name or self.exp_name in (".", ".."):
             found.append(f"exp_name={self.exp_name!r}: a plain name is needed; the folder above it is output_root")
+        if self.max_restarts < 0:
+            found.append(f"max_restarts={self.max_restarts}: a number >= 0 is needed, 0 never starts again")
+        if self.max_restarts > 0 and self.launcher == "mp":
+            found.append(
+                f"max_restarts={self.max_restarts}: with launcher=mp something else starts the processes and has to start them "
+                f"again, as torchrun --max-restarts={self.max_restarts} does; or set launcher=ray or launcher=local"
+            )
         return found + self.ray_cfg.problems()
 
     def departures(self) -> list[str]:
@@ -80,6 +88,15 @@ class TinyExp(ABC):
     def starts_processes(self) -> bool:
         """Whether the mode runs at all; where it does not, `preview` is what it shows."""
         return True
+
+    @property
+    def owns_run_folder(self) -> bool:
+        """Whether the mode continues or replaces what lies in the run folder, so that no other run may use it meanwhile."""
+        return self.mode == "train"
+
+    def needed_bytes(self) -> int:
+        """What the run folder must have room for before the run starts."""
+        return 0
 
     def preview(self) -> str:
         """The page of a mode that starts no process."""

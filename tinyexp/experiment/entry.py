@@ -1,5 +1,6 @@
 """From a command line to a finished run: the only place that knows experiments and launchers."""
 
+import contextlib
 import importlib
 import inspect
 import logging
@@ -13,6 +14,7 @@ from tinyexp.errors import ConfigError, TinyExpError
 from tinyexp.experiment.base import TinyExp
 from tinyexp.experiment.help import help_page
 from tinyexp.experiment.overrides import Override, build, compose
+from tinyexp.experiment.run_folder import owned
 from tinyexp.launch.external import run_external
 from tinyexp.launch.local import run_local
 from tinyexp.launch.ray_workers import run_ray
@@ -64,10 +66,13 @@ def run_rank(module: str, name: str, plain: dict[str, Any]) -> Any:
 
 
 def run_external_rank(rank: Callable[[], Any], experiment: TinyExp) -> None:
-    """The same where no driver of ours waits for the result: rank 0 shows it."""
-    result = rank()
-    if Environment.read().world.rank == 0:
-        experiment.report(result)
+    """The same where no driver of ours waits for the result: rank 0 owns the run folder and shows the result."""
+    if Environment.read().world.rank:
+        rank()
+        return
+    with _owned_run_folder(experiment):
+        result = rank()
+    experiment.report(result)
 
 
 def importable_twin(exp_class: type[TinyExp]) -> type[TinyExp]:
@@ -94,10 +99,20 @@ def _choose_launcher(plain: dict[str, Any], overrides: Sequence[Override], envir
 
 def _launch(experiment: TinyExp, rank: Callable[[], Any]) -> None:
     """Run on the processes of the experiment's launcher, and show what rank 0 returned."""
-    match experiment.launcher:
-        case "ray":
-            experiment.report(run_ray(rank, experiment.ray_cfg, preload=PRELOADED, group=experiment.node_group())[0])
-        case "local":
-            experiment.report(run_local(rank, experiment.num_processes() or 1)[0])
-        case _:
-            run_external(partial(run_external_rank, rank, experiment))
+    if experiment.launcher == "mp":
+        run_external(partial(run_external_rank, rank, experiment))
+        return
+    restarts = experiment.max_restarts
+    with _owned_run_folder(experiment):
+        if experiment.launcher == "ray":
+            group = experiment.node_group()
+            results = run_ray(rank, experiment.ray_cfg, preload=PRELOADED, group=group, max_restarts=restarts)
+        else:
+            results = run_local(rank, experiment.num_processes() or 1, max_restarts=restarts)
+    experiment.report(results[0])
+
+
+def _owned_run_folder(experiment: TinyExp) -> contextlib.AbstractContextManager[None]:
+    if not experiment.owns_run_folder:
+        return contextlib.nullcontext()
+    return owned(experiment.run_folder, needed_bytes=experiment.needed_bytes())

@@ -4,12 +4,21 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from tinyexp.launch.node_watch import NodeWatch
 from tinyexp.launch.rendezvous import meet_across_nodes, stay_on_loopback
 from tinyexp.launch.supervise import ECHO_S
-from tinyexp.launch.worker import Failure, leave, limit_threads, run_as_rank, write_whole_lines
+from tinyexp.launch.worker import (
+    Failure,
+    leave,
+    limit_threads,
+    print_stacks_when_asked,
+    run_as_rank,
+    write_whole_lines,
+)
 from tinyexp.process import Environment, die_with_parent, threads_per_rank
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
@@ -34,6 +43,7 @@ def run_external(fn: Callable[[], Any]) -> list[Any]:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     limit_threads(threads_per_rank(environment.local.size))
     write_whole_lines()
+    print_stacks_when_asked()
     watch = NodeWatch(environment)
     outcome = run_as_rank(fn, environment.world.rank)
     watch.say_goodbye()
@@ -44,9 +54,32 @@ def run_external(fn: Callable[[], Any]) -> list[Any]:
 
 
 def _explain(failure: Failure, environment: Environment) -> None:
-    rank, size = environment.world.rank, environment.world.size
+    line = failure.line(environment.world.rank, environment.world.size)
     if failure.is_peer_loss:
-        time.sleep(ECHO_S)  # let the rank that failed first say why; torchrun ends this one meanwhile
-        print(f"{failure.line(rank, size)}\n(most likely because another rank failed)", file=sys.stderr, flush=True)
+        absent = _absent_ranks(environment)
+        cause = f"{absent} did not come" if failure.is_timeout else "another rank failed"
+        print(f"{line}\n(most likely because {cause})", file=sys.stderr, flush=True)
     else:
-        print("\n\n".join(filter(None, [failure.line(rank, size), failure.traceback])), file=sys.stderr, flush=True)
+        print("\n\n".join(filter(None, [line, failure.traceback])), file=sys.stderr, flush=True)
+
+
+def _absent_ranks(environment: Environment) -> str:
+    """The ranks that have met no lost peer within ECHO_S, as the store of the group knows: `rank 1` or `ranks 1, 3`.
+
+    The wait also lets the rank that failed first say why; torchrun ends this one meanwhile.
+    """
+    from torch.distributed import TCPStore
+
+    def key(rank: int) -> str:
+        return f"tinyexp/waited/{environment.attempt}/{rank}"
+
+    world, address = environment.world, (environment.master_addr, environment.master_port)
+    with suppress(RuntimeError):  # rank 0 served it, and has left
+        timeout = timedelta(seconds=ECHO_S)
+        store = TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timeout)
+        store.set(key(world.rank), "")
+        time.sleep(ECHO_S)
+        absent = [str(rank) for rank in range(world.size) if not store.check([key(rank)])]
+        if absent:
+            return f"rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}"
+    return "a rank"

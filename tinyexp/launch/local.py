@@ -19,6 +19,7 @@ import torch
 from tinyexp.errors import ConfigError
 from tinyexp.launch.rendezvous import LOOPBACK, listen, serve_store, stay_on_loopback
 from tinyexp.launch.report import death, results
+from tinyexp.launch.restart import with_restarts
 from tinyexp.launch.supervise import collect
 from tinyexp.launch.worker import (
     Outcome,
@@ -26,6 +27,7 @@ from tinyexp.launch.worker import (
     limit_threads,
     obey_signals,
     pack,
+    print_stacks_when_asked,
     run_as_rank,
     unpack,
     write_whole_lines,
@@ -38,35 +40,42 @@ LEAVE_S = 5.0  # from a rank's report to the end of its process
 logger = logging.getLogger("tinyexp")
 
 
-def run_local(fn: Callable[[], Any], num_processes: int, *, start_method: str = "fork") -> list[Any]:
-    """The results of `fn()` in rank order. One process: this one, as if nothing had been launched.
+def run_local(fn: Callable[[], Any], num_processes: int, *, start_method: str = "fork", max_restarts: int = 0) -> list[Any]:
+    """The results of `fn()` in rank order. One process without restarts: this one, as if nothing had been launched.
 
     The ranks are forked: they start with the modules that this process has imported, which saves each of them about 5 s of
     CPU for torch and timm. This is safe because a driver neither computes (no OpenMP threads to lose) nor initialises CUDA;
     where it has, the ranks are spawned. `start_method` may also be `spawn` or `forkserver`; then `fn` must be picklable.
+    max_restarts: how often all ranks start again after a failure that may pass; they read `Environment.attempt`.
 
     Raises: WorkerFailed that names the first rank to fail and its error; KeyboardInterrupt or SystemExit(143) when stopped.
     Whatever happens, no rank is left running.
     """
     if num_processes < 1:
         raise ConfigError(f"cannot run on {num_processes} processes; 1 or more are needed")
-    if num_processes == 1:
+    if num_processes == 1 and not max_restarts:
         return [fn()]
     context = multiprocessing.get_context(_safe(start_method))
     torch.set_num_threads(1)
     with StopRequest() as stop:
-        with RankProcesses(fn, num_processes, context) as ranks:
-            outcomes = collect(ranks.arrivals, num_processes, stop=stop, ask_to_stop=ranks.ask_to_stop)
-        stop.raise_if_asked()
+
+        def attempt(number: int) -> list[Outcome]:
+            with RankProcesses(fn, num_processes, context, attempt=number) as ranks:
+                outcomes = collect(ranks, num_processes, stop=stop)
+            stop.raise_if_asked()
+            return outcomes
+
+        outcomes = with_restarts(attempt, num_processes, max_restarts=max_restarts)
     return results(outcomes, num_processes)
 
 
 class RankProcesses:
     """The processes of a run, for a `with` block that none of them outlives."""
 
-    def __init__(self, fn: Callable[[], Any], num_processes: int, context: BaseContext) -> None:
+    def __init__(self, fn: Callable[[], Any], num_processes: int, context: BaseContext, *, attempt: int) -> None:
         self._fn = fn
         self._context = context
+        self._attempt = attempt
         self._num_processes = num_processes
         self._processes: list[BaseProcess] = []
         self._reports: dict[int, Connection] = {}  # of the ranks that have yet to report
@@ -98,6 +107,7 @@ class RankProcesses:
             master_addr=LOOPBACK,
             master_port=listener.getsockname()[1],
             store_is_hosted=True,
+            attempt=self._attempt,
         )
         reader, writer = self._context.Pipe(duplex=False)
         forked = self._context.get_start_method() == "fork"
@@ -129,10 +139,12 @@ class RankProcesses:
                 return unpack(self._reports[rank].recv_bytes())
         return None if is_alive else Outcome(rank, failure=death(self._processes[rank].exitcode))
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM to every rank."""
-        for process in self._processes:
-            process.terminate()
+    def send_signal(self, rank: int, number: int) -> None:
+        """Send a signal to the process of a rank, not to its loader workers."""
+        process = self._processes[rank]
+        if process.is_alive() and process.pid:
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(process.pid, number)
 
     def _await_exits(self) -> None:
         for rank, process in enumerate(self._processes):
@@ -158,6 +170,7 @@ def _rank_main(
 ) -> None:
     os.setpgid(0, 0)  # the rank and its loader workers, to be killed as one; Ctrl-C reaches the driver alone
     obey_signals()
+    print_stacks_when_asked()
     die_with_parent(parent_pid)
     if listener is not None:
         listener.close()  # the driver's, inherited by the fork

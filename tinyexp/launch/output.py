@@ -1,15 +1,14 @@
 """What remote ranks print, on the driver's own stdout and stderr, whole lines at a time and nothing added.
 
 Ray's own way prefixes every line, merges lines that differ only in digits, and loses the last ones of a run that ends. Here a
-rank's descriptors 1 and 2 *are* two sockets to the driver. The first one also leads back: a byte on it asks the rank to
-stop, and its end tells the rank that the driver is gone, and the driver that the rank is. Both kernels see to it that a
-machine which is switched off, or out of reach, ends it too.
+rank's descriptors 1 and 2 *are* two sockets to the driver. The first one also leads back: a byte on it is the number of a
+signal for the rank, and its end tells the rank that the driver is gone, and the driver that the rank is. Both kernels see to it
+that a machine which is switched off, or out of reach, ends it too.
 """
 
 import hmac
 import os
 import secrets
-import signal
 import socket
 import struct
 import sys
@@ -47,24 +46,30 @@ class OutputServer:
         self.ended: dict[int, LinkEnd] = {}  # by rank
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._printing = threading.Lock()
-        self._stdout_links: list[socket.socket] = []
+        self._stdout_links: dict[int, socket.socket] = {}  # by rank
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM to every connected rank, on whichever machine it is."""
-        for link in self._stdout_links:
-            with suppress(OSError):  # it has left
-                link.send(b"!")
+    def send_signal(self, rank: int, number: int) -> None:
+        """Send a signal to a connected rank, on whichever machine it is. A thread of its own raises it there."""
+        with suppress(OSError):  # it has left
+            self._stdout_links[rank].send(bytes([number]))
+
+    def is_connected(self, rank: int) -> bool:
+        """Whether the rank has connected its stdout; it stays so when it has left."""
+        return rank in self._stdout_links
 
     def close(self, timeout_s: float) -> None:
-        """Print what the ranks have sent until they end, for at most `timeout_s`."""
+        """Print what the ranks have sent until they end, for at most `timeout_s`; a rank that is left then ends by itself."""
         with suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._listener.close()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        for link in self._stdout_links.values():
+            with suppress(OSError):  # it has ended
+                link.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
@@ -88,7 +93,7 @@ class OutputServer:
             if descriptor == STDERR:
                 self._print_lines(link, sys.stderr)
                 return
-            self._stdout_links.append(link)
+            self._stdout_links[rank] = link
             was_silent = self._print_lines(link, sys.stdout)
             self.ended[rank] = LinkEnd(time.monotonic(), was_silent)
 
@@ -144,6 +149,6 @@ def print_at_driver(address: tuple[str, int], token: bytes, rank: int) -> None:
 
 def _listen_to_driver(link: socket.socket) -> None:
     with suppress(OSError):
-        while link.recv(1):
-            os.kill(os.getpid(), signal.SIGTERM)
+        while received := link.recv(1):
+            os.kill(os.getpid(), received[0])
     os._exit(1)  # the driver is gone

@@ -12,7 +12,7 @@ from typing import Any
 from tinyexp.errors import MachineError
 from tinyexp.launch.output import print_at_driver
 from tinyexp.launch.rendezvous import LOOPBACK, listen, meet_across_nodes, serve_store, stay_on_loopback
-from tinyexp.launch.worker import limit_threads, obey_signals, pack, run_as_rank, settle
+from tinyexp.launch.worker import limit_threads, obey_signals, pack, print_stacks_when_asked, run_as_rank, settle
 from tinyexp.process import Environment, host_name, threads_per_rank
 
 # Variables of the driver that its ranks take over. Those of one machine (PATH, HOME, CUDA_VISIBLE_DEVICES) stay behind.
@@ -95,8 +95,9 @@ class RankActor:
 
 
 def _work(job: Job, serve: Callable[[], None]) -> Any:
-    print_at_driver(job.output_address, job.output_token, job.environment.world.rank)
     obey_signals()
+    print_stacks_when_asked()
+    print_at_driver(job.output_address, job.output_token, job.environment.world.rank)
     _enter(job)
     serve()
     return pickle.loads(job.function)()

@@ -8,10 +8,13 @@ from typing import Any
 
 from tinyexp.errors import ConfigError, MachineError
 from tinyexp.launch.ray_cluster import cluster_address, is_connected, joined_cluster, private_ray
-from tinyexp.launch.ray_ranks import RayRanks
+from tinyexp.launch.ray_placement import place
+from tinyexp.launch.ray_ranks import running
 from tinyexp.launch.ray_resources import ANY_NODE, Bundle, NodeGroup, cluster_capacity
 from tinyexp.launch.report import results
+from tinyexp.launch.restart import with_restarts
 from tinyexp.launch.supervise import collect
+from tinyexp.launch.worker import Outcome
 from tinyexp.process import available_cores
 from tinyexp.signals import StopRequest
 
@@ -83,13 +86,22 @@ def check_resources(cfg: RayCfg) -> None:
         )
 
 
-def run_ray(fn: Callable[[], Any], cfg: RayCfg, *, preload: Sequence[str] = ("torch",), group: NodeGroup = ANY_NODE) -> list[Any]:
+def run_ray(
+    fn: Callable[[], Any],
+    cfg: RayCfg,
+    *,
+    preload: Sequence[str] = ("torch",),
+    group: NodeGroup = ANY_NODE,
+    max_restarts: int = 0,
+) -> list[Any]:
     """The results of `fn()` in rank order, one rank for each Ray worker, ranks of a node next to each other.
 
     A private Ray is started for the run and leaves nothing behind; with RAY_ADDRESS set the cluster there is joined. `fn` is
     pickled by Ray's cloudpickle, and runs in the driver's folder, with its `sys.path`, in the main thread of its process.
     preload: modules that workers of a private Ray import while it is still starting.
     group: consecutive ranks that no placement may spread over nodes; its size divides ray_num_worker.
+    max_restarts: how often all ranks start again, in a new placement, after a failure that may pass; they read
+    `Environment.attempt`. Their number stays that of the first attempt.
 
     Raises: MachineError if the resources are not there, WorkerFailed that names the first rank to fail and its error,
     KeyboardInterrupt or SystemExit(143) when stopped. Whatever happens, no worker is left running.
@@ -103,10 +115,16 @@ def run_ray(fn: Callable[[], Any], cfg: RayCfg, *, preload: Sequence[str] = ("to
             raise MachineError(
                 f"ray_cfg.ray_num_worker=-1, but no node of the cluster has room for {bundle.times(group.size or 1)}"
             )
-        ranks = RayRanks(fn, bundle, size, group=group, num_cpus=cfg.ray_num_cpus_per_worker)
-        with ranks.started(cfg.ray_placement_strategy, cfg.ray_placement_timeout_s, stop):
-            outcomes = collect(ranks.arrivals, size, stop=stop, ask_to_stop=ranks.ask_to_stop)
-        stop.raise_if_asked()
+
+        def attempt(number: int) -> list[Outcome]:
+            strategy, timeout_s = cfg.ray_placement_strategy, cfg.ray_placement_timeout_s
+            placement = place(bundle, size, group=group, strategy=strategy, timeout_s=timeout_s, stop=stop)
+            with running(fn, placement, num_cpus=cfg.ray_num_cpus_per_worker, attempt=number) as ranks:
+                outcomes = collect(ranks, size, stop=stop)
+            stop.raise_if_asked()
+            return outcomes
+
+        outcomes = with_restarts(attempt, size, max_restarts=max_restarts)
     return results(outcomes, size)
 
 

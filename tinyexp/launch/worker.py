@@ -1,5 +1,6 @@
 """What one rank does around the function it runs: take its place, run, report, leave."""
 
+import faulthandler
 import io
 import logging
 import multiprocessing
@@ -8,17 +9,21 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tinyexp.errors import TinyExpError, WorkerFailed
+from tinyexp.errors import PeerFailed, TinyExpError, WorkerFailed
 
 THIS_FOLDER = os.path.dirname(__file__)
 
-# What torch, gloo, NCCL and the store say on a rank whose only trouble is that another rank went away or fell silent.
+STACKS_SIGNAL = signal.SIGUSR1  # a rank that gets it prints where it is
+
+# What torch, gloo, NCCL and the store say on a rank whose only trouble is that another rank fell silent or went away.
+TIMEOUT_PHRASES = ("timed out", "wait timeout", "socket timeout", "collective operation timeout")
 PEER_LOSS_PHRASES = (
+    *TIMEOUT_PHRASES,
     "closed by peer",
     "reset by peer",
     "broken pipe",
@@ -26,10 +31,6 @@ PEER_LOSS_PHRASES = (
     "failed to recv",
     "recvvalue failed",
     "sendbytes failed",
-    "timed out",
-    "wait timeout",
-    "socket timeout",
-    "collective operation timeout",
     "remote process exit",
     "remote process has exited",
     "ncclremoteerror",
@@ -48,6 +49,7 @@ class Failure:
     traceback: str = ""  # empty for an error whose message is enough
     exit_status: int = WorkerFailed.exit_status
     is_peer_loss: bool = False  # only the echo of another rank's failure
+    is_timeout: bool = False  # such an echo, of a rank that did not come
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
@@ -58,6 +60,7 @@ class Failure:
             traceback="" if isinstance(error, SELF_EXPLAINING) else "".join(traceback.format_exception(error)),
             exit_status=_exit_status(error),
             is_peer_loss=is_peer_loss(error),
+            is_timeout=is_peer_loss(error, TIMEOUT_PHRASES),
         )
 
     def line(self, rank: int, num_processes: int) -> str:
@@ -111,12 +114,22 @@ def limit_threads(count: int) -> None:
 
 
 def obey_signals() -> None:
-    """Let SIGTERM end this rank, until its function handles it, and leave Ctrl-C to the launcher, which passes it on as SIGTERM.
+    """Let SIGTERM and SIGINT end this rank, without a word, until its function handles them.
 
-    For the main thread of a rank: it inherits its launcher's (or Ray's) handlers, which do other things.
+    For the main thread of a rank: it inherits its launcher's (or Ray's) handlers, which do other things. Ctrl-C at a terminal
+    reaches the launcher alone, which passes it on: a rank of ours leads a process group of its own.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it in all that it starts (Ray 2.60)
+
+
+def print_stacks_when_asked() -> None:
+    """Have this process print the Python stacks of all its threads on stderr when it gets STACKS_SIGNAL, and go on.
+
+    It answers even where no Python code can run: inside a collective, or in a C library that holds the interpreter's lock.
+    """
+    faulthandler.register(STACKS_SIGNAL, file=2)
 
 
 class WholeLines(io.TextIOWrapper):
@@ -157,11 +170,13 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def is_peer_loss(error: BaseException | None) -> bool:
-    """Whether the error, or one that it was raised from, only says that another rank went away."""
+def is_peer_loss(error: BaseException | None, phrases: Sequence[str] = PEER_LOSS_PHRASES) -> bool:
+    """Whether the error, or one that it was raised from, only says that another rank fell silent or went away."""
     while error is not None:
+        if isinstance(error, PeerFailed):
+            return True
         # torch.distributed raises RuntimeError and its subclasses; a lost data server raises OSError, a cause of its own
-        if isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in PEER_LOSS_PHRASES):
+        if isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases):
             return True
         error = error.__cause__
     return False

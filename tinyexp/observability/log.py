@@ -1,7 +1,9 @@
 """The run folder's record: one JSON object an epoch in log.txt, and a summary at the end."""
 
+import contextlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,29 +15,43 @@ from rich.table import Table
 class RunLog:
     """Appends to `log.txt` in the form of the official code. One rank holds it."""
 
-    def __init__(self, folder: Path, *, continued: bool = False) -> None:
-        """`continued` keeps the lines of the run that is resumed."""
+    def __init__(self, folder: Path, *, first_epoch: int = 0) -> None:
+        """Lines of epochs before `first_epoch` stay; later ones, which an interrupted run may have written, come again."""
         self.path = folder / "log.txt"
         folder.mkdir(parents=True, exist_ok=True)
-        if not continued:
-            self.path.unlink(missing_ok=True)
+        kept = "".join(strict_json(row) + "\n" for row in self.rows() if row["epoch"] < first_epoch)
+        _replace(self.path, kept)
 
     def write_epoch(self, row: Mapping[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(strict_json(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
+        """The lines so far, without one that a killed process has left unfinished."""
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        found = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any], *, name: str = "summary.json") -> Path:
     """Write one JSON object into the run folder; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    path.write_text(strict_json(summary, indent=2) + "\n", encoding="utf-8")
+    _replace(path, strict_json(summary, indent=2) + "\n")
     return path
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def show_summary(title: str, summary: Mapping[str, Any]) -> None:
@@ -47,7 +63,9 @@ def show_summary(title: str, summary: Mapping[str, Any]) -> None:
     if summary["top1_ema"] is not None:
         table.add_row("top-1, averaged weights", f"{summary['top1_ema']:.2f} %")
     table.add_row("mesh", "dp={dp} tp={tp}".format(**summary["mesh"]))
-    speed = f"{summary['steps']} steps, {summary['train_seconds']:.0f} s, {summary['images_per_s']:.0f} images/s"
+    speed = f"{summary['steps']} steps"
+    if summary["images_per_s"] is not None:  # of the steps that this command took
+        speed += f", {summary['train_seconds']:.0f} s, {summary['images_per_s']:.0f} images/s"
     table.add_row("training", speed)
     if cache := summary.get("cache"):
         table.add_row("cache", "{hits:,} hits, {misses:,} misses, {refused:,} refused, {errors:,} errors".format(**cache))

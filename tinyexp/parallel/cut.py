@@ -1,7 +1,9 @@
 """How one parameter is cut into the parts of the ranks, and put together again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import DeviceMesh
@@ -38,6 +40,11 @@ class Cut:
         """The whole of a tensor that is cut in this way: a weight, its gradient, average or moment. Every rank must call it."""
         whole = DTensor.from_local(part.detach(), self.mesh, [Shard(self.dim)], run_check=False).full_tensor()
         return whole.narrow(self.dim, 0, self.size)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole of a tensor from the parts of all ranks, in their order. Nothing is sent."""
+        whole = torch.cat(list(parts), dim=self.dim)
+        return whole if self.padded == self.size else whole.narrow(self.dim, 0, self.size).clone()
 
 
 def padded_size(size: int, unit: int, num_parts: int) -> int:

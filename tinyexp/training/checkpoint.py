@@ -1,13 +1,8 @@
-"""One file in the official DeiT layout, written from any mesh and read by timm, the official code, or any other mesh."""
+"""Continue a run from a checkpoint, which any mesh may have written, and find the one to continue from."""
 
-import argparse
-import contextlib
-import os
-import pathlib
-import pickle
-import time
-import warnings
-from collections.abc import Callable, Mapping
+import glob
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,153 +10,196 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinyexp.errors import CheckpointError
+from tinyexp.errors import CheckpointError, DataError
 from tinyexp.parallel.apply import load_whole
+from tinyexp.process import RandomState
+from tinyexp.training.checkpoint_file import damaged_record, peek
+from tinyexp.training.meters import Meter
+from tinyexp.training.snapshot import AVERAGE, MOMENTS, OfficialLayout, versions
 from tinyexp.training.state import TrainState
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-PLAIN_CLASSES = [argparse.Namespace, pathlib.PosixPath, pathlib.WindowsPath]  # of the `args` in official files
+AUTO = "auto"  # as resume_from: the newest good checkpoint of the run folder
+STEP_FILES = "step-*.ckpt"
+SET_ASIDE = ".corrupt"  # ends the name of a file that turned out to be damaged
+
+log = logging.getLogger("tinyexp")
 
 
 @dataclass
 class CheckpointCfg:
-    """Names of the files in the run folder."""
+    """Which checkpoints a run keeps in its folder. Each is one file in the official layout."""
 
-    last_ckpt_name: str = "last.ckpt"  # written after every epoch
+    last_ckpt_name: str = "last.ckpt"  # written after every epoch, when a signal stops the run, and every save_every_steps
+    previous_ckpt_name: str = "previous.ckpt"  # what last_ckpt_name was before; what is left if that file gets damaged
     best_ckpt_name: str = "best.ckpt"  # written when top-1 improves
+    save_every_steps: int = 0  # optimizer steps between two saves within an epoch, each kept as step-<N>.ckpt too; 0: off
+    keep_step_ckpts: int = 2  # newest step-<N>.ckpt files that stay
+    allow_save_failures: int = 2  # failed saves in a row that a run survives; the next one ends it
 
     def problems(self) -> list[str]:
-        return [
+        names = ("last_ckpt_name", "previous_ckpt_name", "best_ckpt_name")
+        found = [
             f"checkpoint_cfg.{name}={getattr(self, name)!r}: a plain file name is needed"
-            for name in ("last_ckpt_name", "best_ckpt_name")
+            for name in names
             if not getattr(self, name) or Path(getattr(self, name)).name != getattr(self, name)
         ]
+        if len({getattr(self, name) for name in names}) < len(names):
+            found.append(f"checkpoint_cfg: {', '.join(names)} must be three different names")
+        for name, least in (("save_every_steps", 0), ("keep_step_ckpts", 1), ("allow_save_failures", 0)):
+            if getattr(self, name) < least:
+                found.append(f"checkpoint_cfg.{name}={getattr(self, name)}: a number >= {least} is needed")
+        return found
+
+    def patterns(self) -> list[str]:
+        """Of the names of a run's checkpoints."""
+        return [*map(glob.escape, (self.last_ckpt_name, self.previous_ckpt_name, self.best_ckpt_name)), STEP_FILES]
 
 
-@dataclass(frozen=True)
-class OfficialLayout:
-    """How a model's own parameter names and tensors become those of the official checkpoint, and back."""
-
-    to_official: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-    from_official: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+def step_file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.ckpt"
 
 
-def official_checkpoint(state: TrainState, layout: OfficialLayout, *, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that the official code saves, as plain CPU tensors and plain Python values, and a `tinyexp` entry of ours.
+def step_files(folder: Path) -> list[Path]:
+    """The files that `step_file` names, oldest first."""
+    return sorted(folder.glob(STEP_FILES))
 
-    Every rank must call it: shards are gathered. `args` is a plain mapping, so that safe loading needs no class of ours.
+
+def newest_good(folder: Path, cfg: CheckpointCfg) -> Path | None:
+    """The checkpoint of the run folder with the most steps whose bytes are whole; None where the folder has none at all.
+
+    Damaged ones are named in a warning and renamed, so that they are neither used nor lost.
+    Raises: CheckpointError where all of them are damaged: a run must not start over in silence.
     """
-    accelerator = state.accelerator
-    checkpoint: dict[str, Any] = {
-        "model": layout.to_official(accelerator.whole_weights()),
-        "optimizer": _official_optimizer(state, layout),
-        "lr_scheduler": state.lr_scheduler.state_dict(),
-        "epoch": state.epoch,
-        "scaler": accelerator.scaler.state_dict(),
-        "args": dict(args),
-        "tinyexp": {"step": state.step, "max_accuracy": state.max_accuracy},
-    }
-    if state.ema is not None:
-        average = accelerator.whole_weights() | accelerator.whole_like_weights(state.ema.average)
-        checkpoint["model_ema"] = layout.to_official(average)
-    return checkpoint
-
-
-def save_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write the file whole or not at all: a temporary file in the same folder, synced, then renamed.
-
-    One rank calls it. Raises: CheckpointError with the reason; an earlier file of this name is untouched then.
-    """
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}-{time.monotonic_ns()}")
-    try:
-        with open(temporary, "xb") as file:
-            torch.save(dict(checkpoint), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
+    files = {path for pattern in cfg.patterns() for path in folder.glob(pattern)}
+    readable: list[tuple[int, bool, Path]] = []
+    for path in files:
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"cannot save the checkpoint {path}: {error}; earlier checkpoints are untouched") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            readable.append((int(peek(path).get("tinyexp", {}).get("step", 0)), path.name == cfg.last_ckpt_name, path))
+        except (CheckpointError, AttributeError, TypeError, ValueError) as error:
+            _set_aside(path, str(error))
+    for _, _, path in sorted(readable, reverse=True):
+        damage = damaged_record(path)
+        if not damage:
+            return path
+        _set_aside(path, f"{path} is incomplete or corrupt: {damage}")
+    if files:
+        raise CheckpointError(
+            f"none of the {len(files)} checkpoints of {folder} can be read; they are set aside as *{SET_ASIDE}. "
+            "resume_from=<path> takes another one, resume_from=null starts over"
+        )
+    return None
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint file as plain values on the CPU. Only data is read: no class but those named here is ever built.
+def resume(
+    state: TrainState,
+    checkpoint: Mapping[str, Any],
+    layout: OfficialLayout,
+    *,
+    source: str,
+    facts: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Continue from a checkpoint written by any mesh: weights, optimizer, schedule, average, counters, random states.
 
-    Raises: CheckpointError that names the file and why it cannot be read.
+    Every rank must call it, after the optimizer is built. `facts` are those that this run saves in its own checkpoints.
+    Returns: what the checkpoint lacks, or what differs from the run that wrote it, for the user to read.
+    Raises: CheckpointError that names what does not fit, DataError where the data set has other classes.
     """
-    path = Path(path).expanduser()
-    try:
-        with torch.serialization.safe_globals(PLAIN_CLASSES), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a foreign pickle, which is refused or read all the same
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {path.absolute()} does not exist") from None
-    except pickle.UnpicklingError as error:
-        reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
-        raise CheckpointError(f"checkpoint {path.absolute()} was refused, it holds more than plain data: {reason}") from None
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path.absolute()} is incomplete or corrupt: {str(error).splitlines()[0]}") from None
-    if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"checkpoint {path.absolute()} holds a {type(checkpoint).__name__}; a dictionary is needed")
-    return checkpoint
-
-
-def resume(state: TrainState, checkpoint: Mapping[str, Any], layout: OfficialLayout, *, source: str) -> None:
-    """Continue from a checkpoint written by any mesh: weights, optimizer, schedule, average, counters.
-
-    Every rank must call it, after the optimizer is built. Raises: CheckpointError that names what does not fit.
-    """
+    if "optimizer" not in checkpoint:
+        raise CheckpointError(
+            f"{source} holds weights alone, no run to continue; start one with module_cfg.pretrained_from={source}"
+        )
+    notes: list[str] = []
     try:
         load_whole(state.accelerator.model, layout.from_official(checkpoint["model"]))
         _load_optimizer(state, layout, checkpoint["optimizer"])
-        if state.ema is not None and "model_ema" in checkpoint:
-            state.ema.load(_local_parts(state, layout.from_official(checkpoint["model_ema"])))
+        if state.ema is not None and checkpoint.get(AVERAGE) is not None:
+            state.ema.load(_local_parts(state, layout.from_official(checkpoint[AVERAGE])))
+        elif state.ema is not None:
+            state.ema.load(state.accelerator.parameters.by_name)
+            notes.append("it has no averaged weights: the average starts at the weights")
         state.lr_scheduler.load_state_dict(checkpoint["lr_scheduler"])
         state.accelerator.scaler.load_state_dict(checkpoint.get("scaler", {}) or state.accelerator.scaler.state_dict())
     except (KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"checkpoint {source} does not fit this run: {error}") from error
-    own = checkpoint.get("tinyexp", {})
-    state.epoch = checkpoint["epoch"] + 1
-    state.step = own.get("step", 0)
-    state.max_accuracy = own.get("max_accuracy", -1.0)
+    own = checkpoint.get("tinyexp")
+    if own is None or "replicas" not in own:
+        state.epoch = checkpoint["epoch"] + 1
+        steps = [int(slot["step"]) for slot in checkpoint["optimizer"]["state"].values()]
+        state.step = max(steps, default=0)
+        return [*notes, "it has no random states and no best score: both start anew"]
+    return notes + _take_position(state, own, source, facts or {})
 
 
-def _official_optimizer(state: TrainState, layout: OfficialLayout) -> dict[str, Any]:
-    """The optimizer's state over whole tensors, numbered as the official one: group by group, each in the model's order."""
-    names = _names_by_group(state)
-    moments = {
-        moment: layout.to_official(
-            state.accelerator.whole_like_weights(
-                {name: _state_of(state, name)[moment] for group in names for name in group if moment in _state_of(state, name)}
-            )
+def _take_position(state: TrainState, own: Mapping[str, Any], source: str, facts: Mapping[str, Any]) -> list[str]:
+    """Counters, meters and random state from our own entry. Returns notes."""
+    if facts.get("classes") and own.get("classes") and facts["classes"] != own["classes"]:
+        raise DataError(
+            f"checkpoint {source} was trained on {len(own['classes'])} classes ({', '.join(own['classes'][:3])}, …), "
+            f"dataloader_cfg.data_root has {len(facts['classes'])} ({', '.join(facts['classes'][:3])}, …); "
+            "use the same set, or start a new run with module_cfg.pretrained_from"
         )
-        for moment in MOMENTS
+    for name in ("step", "epoch", "epoch_step", "train_stats", "max_accuracy", "last_accuracy"):
+        setattr(state, name, own[name])
+    notes = _differences(own, facts)
+    global_batch, before = facts.get("global_batch"), own.get("global_batch")
+    if state.epoch_step and state.train_stats is None and global_batch and before:
+        images = state.epoch_step * before
+        if images % global_batch:
+            raise CheckpointError(
+                f"checkpoint {source} was saved after {images} images of an epoch, which is no whole number of this run's global "
+                f"batches of {global_batch}; keep the global batch of {before}, or resume from the end of an epoch"
+            )
+        state.epoch_step = images // global_batch
+    _take_replica(state, own["replicas"], notes)
+    return notes
+
+
+def _take_replica(state: TrainState, replicas: list[Mapping[str, Any]], notes: list[str]) -> None:
+    replica = state.accelerator.replica
+    if replica.rank < len(replicas):
+        RandomState.from_plain(replicas[replica.rank]["random"]).restore()
+    if replica.size == len(replicas):
+        state.meters = {name: Meter.from_plain(plain) for name, plain in replicas[replica.rank]["meters"].items()}
+        return
+    notes.append(
+        f"{len(replicas)} replicas wrote it, this run has {replica.size}: each draws from a stream of its own from here on"
+    )
+    state.meters = {name: Meter() for name in replicas[0]["meters"]}
+    for other in replicas if replica.rank == 0 else []:
+        for name, plain in other["meters"].items():
+            meter = Meter.from_plain(plain)
+            state.meters[name].add(meter.average, meter.weight)
+
+
+def _differences(own: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """What makes the continued run differ from the uninterrupted one by more than nothing."""
+    here = {"threads": torch.get_num_threads(), **facts}
+    consequences = {
+        "global_batch": "the learning rate stays the checkpoint's",
+        "num_images": "the order of the images is another one",
+        "threads": "sums round differently",
     }
-    steps = {name: _state_of(state, name).get("step", torch.tensor(0.0)).cpu() for group in names for name in group}
-    official_steps = layout.to_official({name: step.reshape(1) for name, step in steps.items()})
-    groups, numbered = [], {}
-    for group, own_names in zip(state.optimizer.param_groups, names, strict=True):
-        official = list(layout.to_official({name: torch.empty(1) for name in own_names}))
-        first = len(numbered)
-        for index, name in enumerate(official, start=first):
-            values = {moment: moments[moment][name] for moment in MOMENTS if name in moments[moment]}
-            numbered[index] = {"step": official_steps[name][0], **values} if values else {}
-        indices = list(range(first, len(numbered)))
-        groups.append({**{key: value for key, value in group.items() if key != "params"}, "params": indices})
-    return {"state": {index: values for index, values in numbered.items() if values}, "param_groups": groups}
+    notes = [
+        f"{name.replace('_', ' ')} {own[name]} then, {here[name]} now: {consequence}"
+        for name, consequence in consequences.items()
+        if name in own and name in here and own[name] != here[name]
+    ]
+    current = versions()
+    other = [f"{name} {then} (now {current.get(name)})" for name, then in own["versions"].items() if current.get(name) != then]
+    return notes + ([f"it was written with {', '.join(other)}"] if other else [])
+
+
+def _set_aside(path: Path, damage: str) -> None:
+    aside = path.with_name(path.name + SET_ASIDE)
+    path.replace(aside)
+    log.warning("%s; it is set aside as %s", damage, aside.name)
 
 
 def _load_optimizer(state: TrainState, layout: OfficialLayout, saved: Mapping[str, Any]) -> None:
-    for group, own_names, saved_group in zip(
-        state.optimizer.param_groups, _names_by_group(state), saved["param_groups"], strict=True
-    ):
+    by_name = state.accelerator.parameters.by_name
+    names = {id(parameter): name for name, parameter in by_name.items()}
+    for group, saved_group in zip(state.optimizer.param_groups, saved["param_groups"], strict=True):
+        own_names = [names[id(parameter)] for parameter in group["params"]]
         official = list(layout.to_official({name: torch.empty(1) for name in own_names}))
         if len(official) != len(saved_group["params"]):
             raise ValueError(f"an optimizer group has {len(saved_group['params'])} parameters, the model's has {len(official)}")
@@ -174,19 +212,10 @@ def _load_optimizer(state: TrainState, layout: OfficialLayout, saved: Mapping[st
         for moment in MOMENTS:
             parts = _local_parts(state, layout.from_official({name: slot[moment] for name, slot in slots.items()}))
             for name, part in parts.items():
-                _state_of(state, name)[moment] = part.to(state.accelerator.device, copy=True)
+                state.optimizer.state[by_name[name]][moment] = part.to(state.accelerator.device, copy=True)
         steps = layout.from_official({name: slot["step"].reshape(1).repeat(3) for name, slot in slots.items()})
         for name, step in steps.items():
-            _state_of(state, name)["step"] = step[0].clone()
-
-
-def _names_by_group(state: TrainState) -> list[list[str]]:
-    names = {id(parameter): name for name, parameter in state.accelerator.parameters.by_name.items()}
-    return [[names[id(parameter)] for parameter in group["params"]] for group in state.optimizer.param_groups]
-
-
-def _state_of(state: TrainState, name: str) -> dict[str, Any]:
-    return state.optimizer.state[state.accelerator.parameters.by_name[name]]
+            state.optimizer.state[by_name[name]]["step"] = step[0].clone()
 
 
 def _local_parts(state: TrainState, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:

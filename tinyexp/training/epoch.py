@@ -1,7 +1,9 @@
 """One epoch of training, and one pass over the validation set."""
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
@@ -10,7 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyexp.accelerators.base import Accelerator
-from tinyexp.errors import NonFiniteLoss
+from tinyexp.accelerators.divergence import check_agreement
+from tinyexp.errors import NonFiniteLoss, PeerFailed
+from tinyexp.process import preserve_random_state
+from tinyexp.signals import StopRequest
 from tinyexp.training.loss import Criterion, Mixer
 from tinyexp.training.metrics import Metrics
 from tinyexp.training.state import TrainState
@@ -24,6 +29,24 @@ class SizedBatches(Protocol):
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
+class StopAgreed(Exception):
+    """All ranks have left the loop after the same step, because a signal reached one of them."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What a loop looks out for beside its work, and what it does every so often."""
+
+    stop: StopRequest = field(default_factory=StopRequest)
+    check_every: int = 0  # steps between two comparisons of what ranks hold alike; 0: never
+    save_every: int = 0  # steps between two calls of `save` within an epoch; 0: never
+    save: Callable[[], None] = lambda: None
+
+
 def train_one_epoch(
     state: TrainState,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -32,24 +55,36 @@ def train_one_epoch(
     criterion: Criterion,
     mixer: Mixer | None = None,
     clip_grad: float | None = None,
+    guards: Guards | None = None,
 ) -> dict[str, float]:
-    """Take `num_batches` optimizer steps. Every rank must call it with its replica's images (B, 3, H, W) and classes (B,).
+    """Take optimizer steps up to step `num_batches` of the epoch. Every rank must call it with its replica's images.
 
-    Returns: mean lr and loss over steps and replicas.
-    Raises: NonFiniteLoss before the step that would have used it.
+    `batches` are images (B, 3, H, W) and classes (B,), those after the `state.epoch_step` that are done already.
+    Returns: mean lr and loss over steps and replicas, those done before included.
+    Raises: NonFiniteLoss before the step that would have used it, StopAgreed after a step, Diverged.
     """
-    accelerator = state.accelerator
+    accelerator, guards = state.accelerator, guards or Guards()
     accelerator.training_model.train()
-    metrics = Metrics(accelerator)
-    header = f"Epoch: [{state.epoch}]"
-    for images, targets in metrics.progress(islice(batches, num_batches), num_batches, header):
+    metrics = Metrics(accelerator, state.meters)
+    header, done = f"Epoch: [{state.epoch}]", state.epoch_step
+    # a new iterator draws one int64, which an epoch that is continued has drawn when it began
+    with preserve_random_state() if done else contextlib.nullcontext():
+        iterator = iter(batches)
+    for images, targets in metrics.progress(islice(iterator, num_batches - done), num_batches, header, done=done):
         images = images.to(accelerator.device, accelerator.dtype, non_blocking=True)
         targets = targets.to(accelerator.device, non_blocking=True)
         if mixer is not None:
             images, targets = mixer(images, targets)
-        loss_value = train_step(state, images, targets, criterion=criterion, clip_grad=clip_grad)
+        signal_number = guards.stop.number
+        loss_value = train_step(state, images, targets, criterion=criterion, clip_grad=clip_grad, signal_number=signal_number)
         metrics.add(loss=loss_value)
         metrics.add(lr=state.lr)
+        if guards.check_every and state.step % guards.check_every == 0:
+            check_agreement(accelerator, step=state.step, batch=(images, targets))
+        if state.signal_number:
+            raise StopAgreed(state.signal_number)
+        if guards.save_every and state.step % guards.save_every == 0 and state.epoch_step < num_batches:
+            guards.save()
     averages = metrics.averages()
     if accelerator.is_main:
         print(f"Averaged stats: lr: {averages['lr']:.6f}  loss: {averages['loss']:.4f}", flush=True)
@@ -57,31 +92,55 @@ def train_one_epoch(
 
 
 def train_step(
-    state: TrainState, images: Tensor, targets: Tensor, *, criterion: Criterion, clip_grad: float | None = None
+    state: TrainState,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    criterion: Criterion,
+    clip_grad: float | None = None,
+    signal_number: int = 0,
 ) -> float:
-    """One optimizer step on this replica's (mixed) images. Every rank must call it. Returns: the loss before the step."""
+    """One optimizer step on this replica's (mixed) images. Every rank must call it, with the signal that it has received or 0.
+
+    Returns: the loss before the step. `state.signal_number` is then what some rank has received, the same on every rank.
+    Raises: NonFiniteLoss on the rank with the NaN and PeerFailed on the others, all before the update.
+    """
     accelerator = state.accelerator
     with accelerator.autocast():
         loss = criterion(accelerator.training_model(images), targets)
     loss_value = loss.item()
-    if not math.isfinite(loss_value):
+    accelerator.backward(loss)
+    world = accelerator.world
+    nonfinite = [not math.isfinite(loss_value), not accelerator.gradients_are_finite()]
+    marks = [(world.size - world.rank) * found for found in nonfinite]  # the largest is that of the first rank
+    *marks, state.signal_number = accelerator.largest([*marks, signal_number])
+    if any(marks):
+        first_rank = world.size - (marks[0] or marks[1])
+        where = f"at step {state.step} (epoch {state.epoch}), lr {state.lr:g}"
+        if first_rank != world.rank:
+            raise PeerFailed(f"rank {first_rank} found a value that is not finite {where}")
+        what = f"the loss is {loss_value}" if marks[0] else f"the gradient of {accelerator.nonfinite_gradient()} is not finite"
         raise NonFiniteLoss(
-            f"the loss is {loss_value} at step {state.step} (epoch {state.epoch}), lr {state.lr:g}; "
-            "no weight was changed by it; lower optimizer_cfg.lr or set optimizer_cfg.clip_grad"
+            f"rank {world.rank}: {what} {where}; no weight was changed by it and no checkpoint holds it; lower optimizer_cfg.lr "
+            "or set optimizer_cfg.clip_grad, and continue with resume_from=auto"
         )
-    accelerator.step(loss, state.optimizer, clip_grad=clip_grad)
+    accelerator.update(state.optimizer, clip_grad=clip_grad)
     if state.ema is not None:
         state.ema.update()
     state.step += 1
+    state.epoch_step += 1
     return loss_value
 
 
 @torch.no_grad()
-def evaluate(accelerator: Accelerator, batches: SizedBatches, *, header: str = "Test:") -> dict[str, float]:
+def evaluate(
+    accelerator: Accelerator, batches: SizedBatches, *, header: str = "Test:", stop: StopRequest | None = None
+) -> dict[str, float]:
     """Score a set. Every rank must call it, with as many batches as the others and, within a tp group, of equal sizes.
 
     A batch is images (B, 3, H, W) and classes (V,) of its first V <= B images; the rest is padding and is not counted.
     Returns: mean cross-entropy `loss` and top-1 and top-5 accuracy in percent over all images of all replicas, and their number.
+    Raises: StopAgreed after a batch.
     """
     model = accelerator.model
     model.eval()
@@ -90,6 +149,8 @@ def evaluate(accelerator: Accelerator, batches: SizedBatches, *, header: str = "
     for images, targets in metrics.progress(batches, len(batches), header):
         with accelerator.autocast():
             logits = model(images.to(accelerator.device, accelerator.dtype, non_blocking=True))[: len(targets)]
+        if stop is not None and (signal_number := accelerator.largest([stop.number])[0]):
+            raise StopAgreed(signal_number)
         if not len(targets):
             continue
         scores = _sums(logits.float() if logits.dtype.itemsize < 4 else logits, targets.to(accelerator.device))
@@ -97,6 +158,8 @@ def evaluate(accelerator: Accelerator, batches: SizedBatches, *, header: str = "
         loss, correct1, correct5, count = scores.tolist()
         metrics.add(weight=count, loss=loss / count, acc1=100 * correct1 / count, acc5=100 * correct5 / count)
     loss, correct1, correct5, count = accelerator.reduce(sums).tolist()
+    if not count:
+        raise DataError("none of the images of the validation set can be read")
     stats = {"loss": loss / count, "acc1": 100 * correct1 / count, "acc5": 100 * correct5 / count, "images": int(count)}
     if accelerator.is_main:
         print(f"* Acc@1 {stats['acc1']:.3f} Acc@5 {stats['acc5']:.3f} loss {stats['loss']:.3f}", flush=True)

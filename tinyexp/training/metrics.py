@@ -2,49 +2,26 @@
 
 import datetime
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from statistics import median
 from typing import TypeVar
 
 import torch
 
 from tinyexp.accelerators.base import Accelerator
+from tinyexp.training.meters import Meter
 
-WINDOW = 20  # values of a console line's median, as the official logger
 PRINT_EVERY = 10  # steps between two console lines, as the official engine
 
 T = TypeVar("T")
 
 
-class Meter:
-    """One quantity: its recent values, its weighted sum and its weight."""
-
-    def __init__(self) -> None:
-        self.recent: deque[float] = deque(maxlen=WINDOW)
-        self.total = 0.0
-        self.weight = 0.0
-
-    def add(self, value: float, weight: float = 1.0) -> None:
-        self.recent.append(value)
-        self.total += value * weight
-        self.weight += weight
-
-    @property
-    def average(self) -> float:
-        return self.total / self.weight if self.weight else float("nan")
-
-    @property
-    def median(self) -> float:
-        return median(self.recent) if self.recent else float("nan")
-
-
 class Metrics:
     """Meters by name. `averages` sums over the replicas; nothing else communicates."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, meters: dict[str, Meter] | None = None) -> None:
+        """`meters` of an earlier part of the same loop are continued, in place."""
         self._accelerator = accelerator
-        self._meters: dict[str, Meter] = {}
+        self._meters = {} if meters is None else meters
 
     def add(self, weight: float = 1.0, **values: float) -> None:
         for name, value in values.items():
@@ -56,12 +33,12 @@ class Metrics:
         sums = self._accelerator.reduce(sums)
         return {name: (total / weight).item() for name, (total, weight) in zip(self._meters, sums, strict=True)}
 
-    def progress(self, batches: Iterable[T], num_batches: int, header: str) -> Iterator[T]:
-        """Yield the batches; the main rank prints a line every ten steps and the total time."""
+    def progress(self, batches: Iterable[T], num_batches: int, header: str, *, done: int = 0) -> Iterator[T]:
+        """Yield the batches; the main rank prints a line every ten steps and the total time. `done` of them came earlier."""
         step_time, data_time = Meter(), Meter()
         start = last = time.monotonic()
-        index = 0
-        for index, batch in enumerate(batches, start=1):
+        index = done
+        for index, batch in enumerate(batches, start=done + 1):
             data_time.add(time.monotonic() - last)
             yield batch
             step_time.add(time.monotonic() - last)
@@ -70,7 +47,7 @@ class Metrics:
                 print(self._line(header, index - 1, num_batches, step_time, data_time), flush=True)
         if self._accelerator.is_main:
             taken = last - start
-            print(f"{header} Total time: {_clock(taken)} ({taken / max(1, index):.4f} s / it)", flush=True)
+            print(f"{header} Total time: {_clock(taken)} ({taken / max(1, index - done):.4f} s / it)", flush=True)
 
     def _line(self, header: str, index: int, num_batches: int, step_time: Meter, data_time: Meter) -> str:
         parts = [header, f"[{index:{len(str(num_batches))}d}/{num_batches}]"]

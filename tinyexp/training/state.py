@@ -1,12 +1,13 @@
 """Everything that a training run changes as it goes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from timm.scheduler.scheduler import Scheduler
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.ema import ShardEma
+from tinyexp.training.meters import Meter
 
 
 @dataclass
@@ -18,9 +19,23 @@ class TrainState:
     lr_scheduler: Scheduler
     ema: ShardEma | None = None
     epoch: int = 0  # the epoch that runs, or would run next
+    epoch_step: int = 0  # optimizer steps of that epoch
     step: int = 0  # optimizer steps of the whole run
+    meters: dict[str, Meter] = field(default_factory=dict)  # of that epoch, for this replica
+    train_stats: dict[str, float] | None = None  # averages of that epoch once it is trained and yet to be evaluated
+    signal_number: int = 0  # that some rank had received when the last step ended; the same on every rank
     max_accuracy: float = -1.0  # percent; best top-1 of the model so far, below 0 before the first evaluation
+    last_accuracy: float = 0.0  # percent; top-1 of the epoch before, which `plateau` goes by
 
     @property
     def lr(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
+
+    @property
+    def finished_epoch(self) -> int:
+        """The last epoch whose training is over; -1 before the first. What the official checkpoint calls `epoch`."""
+        return self.epoch if self.train_stats is not None else self.epoch - 1
+
+    def begin_next_epoch(self) -> None:
+        """Leave an epoch that is trained and evaluated."""
+        self.epoch, self.epoch_step, self.meters, self.train_stats = self.epoch + 1, 0, {}, None

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from tinyexp.errors import CheckpointError, MachineError
 from tinyexp.parallel.apply import load_whole
-from tinyexp.training.checkpoint import read_checkpoint
+from tinyexp.training.checkpoint import AUTO
+from tinyexp.training.checkpoint_file import read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,11 @@ def load_pretrained(
 
 
 def source_problems(sources: Mapping[str, str]) -> list[str]:
-    """The keys whose value is neither empty, nor a URL, nor a file that exists."""
+    """The keys whose value is neither empty, nor `auto`, nor a URL, nor a file that exists."""
     return [
         f"{key}={source}: no such file ({Path(source).expanduser().absolute()})"
         for key, source in sources.items()
-        if source and "://" not in source and not Path(source).expanduser().is_file()
+        if source and source != AUTO and "://" not in source and not Path(source).expanduser().is_file()
     ]
 
 

@@ -1,0 +1,162 @@
+"""The shipped experiment in the small, which notes every step and can be made to fail: `python -m tests.helpers.traced …`"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from tinyexp.data.loaders import DataLoaderCfg
+from tinyexp.examples import vit_tp_exp
+from tinyexp.examples.vit_tp_exp import VitTpExp
+from tinyexp.experiment.entry import run_command, store_and_run_exp
+from tinyexp.launch.ray_workers import RayCfg
+from tinyexp.models.vit.build import ModuleCfg
+from tinyexp.process import Environment
+from tinyexp.training import epoch as training_loop
+from tinyexp.training.schedule import LrSchedulerCfg
+from tinyexp.training.state import TrainState
+
+
+@dataclass
+class TracedExp(VitTpExp):
+    """A two-block DeiT on 64 images, three epochs of four steps of 16 images, one of them warm-up, with drop-path and mixup."""
+
+    fault: str = ""  # "rank:step:action": what that rank does before that step of the run, in the first attempt
+    step_seconds: float = 0.0  # added to every step
+    launcher: str = "local"
+    exp_name: str = "run"
+    epochs: int = 3
+    ray_cfg: RayCfg = field(default_factory=lambda: RayCfg(ray_num_worker=2, ray_num_gpus_per_worker=0.0))
+    module_cfg: ModuleCfg = field(
+        default_factory=lambda: ModuleCfg(
+            patch_size=16, embed_dim=96, depth=2, num_heads=6, img_size=48, num_classes=4, drop_path_rate=0.1
+        )
+    )
+    dataloader_cfg: DataLoaderCfg = field(
+        default_factory=lambda: DataLoaderCfg(
+            input_size=48, train_batch_size_per_device=8, val_batch_size_per_device=8, num_workers=0
+        )
+    )
+    lr_scheduler_cfg: LrSchedulerCfg = field(default_factory=lambda: LrSchedulerCfg(warmup_epochs=1))
+
+    def run(self) -> Any:
+        world = Environment.read().world
+        torch.set_num_threads(1)
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        (self.run_folder / f"pid-{os.getpid()}").touch()
+        original = training_loop.train_step
+
+        def traced(state: TrainState, images: Tensor, targets: Tensor, **options: Any) -> float:
+            step = state.step
+            time.sleep(self.step_seconds)
+            fail = self.action(world.rank, step)
+            loss = original(state, images, targets, **(options | fail(state, options)))
+            line = {"epoch": state.epoch, "step": step, "lr": state.lr, "loss": loss, "images": fingerprint(images, targets)}
+            with open(self.run_folder / f"trace-{world.rank}.jsonl", "a") as file:
+                file.write(json.dumps(line) + "\n")
+            return loss
+
+        with (
+            mock.patch.object(training_loop, "train_step", traced),
+            mock.patch.object(vit_tp_exp, "draw_curves", lambda *_, **__: "not drawn"),  # takes a second
+        ):
+            return super().run()
+
+    def action(self, rank: int, step: int) -> Callable[[TrainState, dict[str, Any]], dict[str, Any]]:
+        at_rank, at_step, name = (self.fault or "-1:-1:nothing").split(":")
+        if (rank, step) == (int(at_rank), int(at_step)) and Environment.read().attempt == 0:
+            return ACTIONS[name]
+        return lambda state, options: {}
+
+
+def kill(*_: Any) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("this process is gone")
+
+
+def fail(*_: Any) -> dict[str, Any]:
+    raise ValueError("a fault of the test")
+
+
+def nan_loss(_: TrainState, options: dict[str, Any]) -> dict[str, Any]:
+    return {"criterion": lambda logits, targets: options["criterion"](logits, targets) * torch.nan}
+
+
+def nan_gradient(state: TrainState, _: dict[str, Any]) -> dict[str, Any]:
+    parameter = state.accelerator.parameters.by_name["head.weight"]
+    handle = parameter.register_hook(lambda gradient: (handle.remove(), gradient * torch.nan)[1])
+    return {}
+
+
+def diverge(state: TrainState, _: dict[str, Any]) -> dict[str, Any]:
+    with torch.no_grad():
+        state.accelerator.parameters.by_name["head.weight"][0, 0] += 1e-3
+    return {}
+
+
+def hang(*_: Any) -> dict[str, Any]:
+    time.sleep(3600)
+    return {}
+
+
+def stop_process(*_: Any) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return {}
+
+
+def terminate(*_: Any) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return {}
+
+
+ACTIONS = {
+    "kill": kill,
+    "raise": fail,
+    "nan": nan_loss,
+    "nan_gradient": nan_gradient,
+    "diverge": diverge,
+    "hang": hang,
+    "stop": stop_process,
+    "sigterm": terminate,
+}
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """Of the mixed images and targets of a step: which they are, how they were augmented and mixed."""
+    return hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
+
+
+def trace(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """The steps that a rank noted in a run folder, in the order in which it took them."""
+    return [json.loads(line) for line in (folder / f"trace-{rank}.jsonl").read_text().splitlines()]
+
+
+def run_here(root: Path, *arguments: str) -> int:
+    """Run the experiment with a driver of its own; returns its status. Its ranks start from the modules that are loaded here."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.environ["OMP_NUM_THREADS"] = "1"
+            status = run_command(TracedExp, [f'output_root="{root}"', *arguments])
+        except SystemExit as left:
+            status = int(left.code or 0)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    store_and_run_exp(TracedExp)
