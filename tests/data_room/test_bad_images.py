@@ -7,10 +7,13 @@ import torch
 
 from tests.data_room.configs import toy_cfg
 from tests.data_room.test_decoding import UNREADABLE
+from tests.helpers.equality import build_noisy
+from tinyexp.accelerators.cpu import CPUAccelerator
 from tinyexp.data.bad_images import LONGEST_ROW
 from tinyexp.data.loaders import PaddedBatches
 from tinyexp.errors import DataError
 from tinyexp.process import Axis
+from tinyexp.training.epoch import evaluate
 
 
 @pytest.fixture
@@ -116,3 +119,16 @@ def test_other_policies_and_limits_are_refused(toy_set):
     [first, second] = toy_cfg(toy_set, on_bad_image="ignore", max_pixels=10**9).problems(mixup_active=False, num_classes=4)
     assert first == "dataloader_cfg.on_bad_image=ignore is unknown; use one of stop, skip"
     assert "dataloader_cfg.max_pixels=1000000000 is above" in second
+
+
+def test_a_validation_set_of_which_nothing_can_be_read_says_so(tmp_path):
+    for index in range(3):
+        (tmp_path / "val" / "c0").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "val" / "c0" / f"{index}.JPEG").touch()
+    loader = toy_cfg(tmp_path, on_bad_image="skip", input_size=32).build_val(Axis(), num_classes=1, device_type="cpu")
+    [(images, classes)] = PaddedBatches(loader)
+    assert (tuple(images.shape), len(classes)) == ((3, 3, 32, 32), 0)
+    accelerator = CPUAccelerator()
+    accelerator.prepare(build_noisy("deit_digits_patch8_32"))
+    with pytest.raises(DataError, match="none of the images of the validation set can be read"):
+        evaluate(accelerator, [(images, classes)])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.divergence import check_agreement
-from tinyexp.errors import NonFiniteLoss, PeerFailed
+from tinyexp.errors import DataError, NonFiniteLoss, PeerFailed
 from tinyexp.process import preserve_random_state
 from tinyexp.signals import StopRequest
 from tinyexp.training.loss import Criterion, Mixer
