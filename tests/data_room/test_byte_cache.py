@@ -1,9 +1,15 @@
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
+from tinyexp.data import image_folder
 from tinyexp.data.byte_cache import ByteCache
+from tinyexp.data.decoding import decode_rgb
 from tinyexp.data.image_folder import ImageFolder
 from tinyexp.errors import DataError
 
@@ -13,12 +19,14 @@ class Shelf:
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
+        self.requests = 0
 
-    def get(self, key: str) -> bytes | None:
-        return self.kept.get(key)
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        self.requests += 1
+        return [self.kept.get(key) for key in keys]
 
-    def put(self, key: str, value: bytes) -> None:
-        self.kept[key] = value
+    def put_many(self, values: Mapping[str, bytes]) -> None:
+        self.kept.update(values)
 
 
 def test_two_methods_make_a_cache_that_serves_the_second_epoch_verbatim(toy_set):
@@ -28,7 +36,59 @@ def test_two_methods_make_a_cache_that_serves_the_second_epoch_verbatim(toy_set)
     for _epoch in range(2):
         for index in range(len(plain)):
             assert np.array_equal(plain[index][0], cached[index][0])
-    assert shelf.kept == {path: Path(path).read_bytes() for path, _ in plain.samples}
+    for (path, _), (key, value) in zip(plain.samples, shelf.kept.items(), strict=True):
+        found = Path(path).stat()
+        assert key.endswith(f":{Path(path).relative_to(toy_set / 'val')}:{found.st_size}:{found.st_mtime_ns}")
+        assert value == Path(path).read_bytes()
+
+
+def test_a_batch_is_one_request_and_decodes_each_image_once(toy_set, monkeypatch):
+    decoded = []
+
+    def decode(data: bytes, *, path: str, max_pixels: int):
+        decoded.append(path)
+        return decode_rgb(data, path=path, max_pixels=max_pixels)
+
+    monkeypatch.setattr(image_folder, "decode_rgb", decode)
+    folder = ImageFolder(toy_set / "val", np.asarray, cache=(shelf := Shelf()))
+    batch = [0, 0, 0, 5, 5, 5, 2]
+    for samples in (folder.__getitems__(batch), folder.__getitems__(batch)):
+        assert all(np.array_equal(image, folder[index][0]) for (image, _), index in zip(samples, batch, strict=True))
+    assert len(decoded) == 3 + 7 + 3 + 7
+    assert shelf.requests == 1 + 7 + 1 + 7
+    assert len(shelf.kept) == 3
+
+
+def test_a_changed_file_and_another_set_at_the_same_place_have_other_keys(tmp_path, case_images):
+    (tmp_path / "c0").mkdir()
+    picture, shelf = tmp_path / "c0" / "a.JPEG", Shelf()
+    for name in ("plain_rgb.JPEG", "gray_jpeg.JPEG"):
+        picture.write_bytes((case_images / name).read_bytes())
+        for _epoch in range(2):
+            image, _ = ImageFolder(tmp_path, np.asarray, cache=shelf)[0]
+            assert np.array_equal(image, np.asarray(decode_rgb((case_images / name).read_bytes(), path=name)))
+    os.utime(picture, ns=(0, 0))
+    ImageFolder(tmp_path, np.asarray, cache=shelf)[0]
+    (tmp_path / "link").symlink_to(tmp_path)
+    ImageFolder(tmp_path / "link", np.asarray, cache=shelf)[0]
+    assert len(shelf.kept) == 4
+
+
+def test_loader_workers_ask_for_size_and_time_of_a_file_once_in_a_run(toy_set, monkeypatch):
+    asked = multiprocessing.Value("i")
+    stat = os.stat
+
+    def counted(path, **options):
+        if isinstance(path, str) and path.endswith(".JPEG"):
+            with asked.get_lock():
+                asked.value += 1
+        return stat(path, **options)
+
+    folder = ImageFolder(toy_set / "val", np.array, cache=Shelf())
+    monkeypatch.setattr(os, "stat", counted)
+    for _epoch in range(2):
+        list(DataLoader(folder, batch_size=2, num_workers=2))
+    assert asked.value == 11
 
 
 def test_images_in_the_cache_need_no_file(tmp_path, case_images):
@@ -55,7 +115,8 @@ def test_damaged_bytes_from_the_cache_are_reported_with_the_path(tmp_path, case_
     (tmp_path / "c0").mkdir()
     picture = tmp_path / "c0" / "a.JPEG"
     picture.write_bytes((case_images / "plain_rgb.JPEG").read_bytes())
-    shelf = Shelf()
-    shelf.put(str(picture), (case_images / "truncated_half.JPEG").read_bytes())
+    folder = ImageFolder(tmp_path, np.asarray, cache=(shelf := Shelf()))
+    folder[0]
+    shelf.kept = {key: (case_images / "truncated_half.JPEG").read_bytes() for key in shelf.kept}
     with pytest.raises(DataError, match=str(picture)):
-        ImageFolder(tmp_path, np.asarray, cache=shelf)[0]
+        folder[0]

@@ -1,45 +1,15 @@
 import errno
 import os
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 from torchvision import datasets
 
-from tinyexp.data.image_folder import ImageFolder, class_folders, decode_rgb, expected_layout, folder_problems
+from tests.data_room.test_decoding import UNREADABLE
+from tinyexp.data.image_folder import ImageFolder, class_folders, expected_layout, folder_problems
 from tinyexp.errors import DataError
-
-PLAIN = [(220, 30, 30), (30, 200, 40), (40, 60, 210), (128, 128, 128)]
-GREY = [(72, 72, 72), (182, 182, 182), (72, 72, 72), (182, 182, 182)]
-COLOURS = {  # file: (mean colours of the quarters, tolerance), from the table of the cases
-    "plain_rgb.JPEG": (PLAIN, 3),
-    "cmyk_adobe.JPEG": ([(255, 25, 25), (25, 255, 25), (25, 25, 255), (127, 127, 127)], 12),
-    "png_inside.JPEG": (PLAIN, 3),
-    "gray_jpeg.JPEG": (GREY, 3),
-    "gray_png_inside.JPEG": (GREY, 3),
-}
-UNREADABLE = {
-    "truncated_half.JPEG": "Truncated File Read",
-    "truncated_tail.JPEG": "image file is truncated",
-    "header_only.JPEG": "starts with",
-    "zero_bytes.JPEG": "the file is empty",
-    "html_error_page.JPEG": r"starts with b'<",
-}
-
-
-def quarter_means(image: Image.Image) -> list[tuple[float, ...]]:
-    pixels = np.asarray(image).astype(float)
-    top, bottom = np.split(pixels, 2, axis=0)
-    quarters = [*np.split(top, 2, axis=1), *np.split(bottom, 2, axis=1)]
-    return [tuple(quarter.mean(axis=(0, 1))) for quarter in quarters]
-
-
-@pytest.mark.parametrize("name", COLOURS)
-def test_unusual_files_arrive_as_rgb_with_their_true_colours(case_images, name):
-    want, tolerance = COLOURS[name]
-    image = decode_rgb((case_images / name).read_bytes(), path=name)
-    assert (image.mode, image.size) == ("RGB", (64, 48))
-    np.testing.assert_allclose(quarter_means(image), want, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
@@ -51,13 +21,6 @@ def test_an_unreadable_file_is_reported_with_its_full_path_and_the_reason(case_i
         ImageFolder(tmp_path, np.asarray)[0]
 
 
-def test_a_format_outside_the_list_is_not_decoded(tmp_path):
-    picture = tmp_path / "a.jpg"
-    Image.new("RGB", (8, 8)).save(picture, format="PPM")
-    with pytest.raises(DataError, match=r"no JPEG, PNG, WEBP, BMP, GIF, TIFF image"):
-        decode_rgb(picture.read_bytes(), path=str(picture))
-
-
 def test_a_file_that_vanished_is_reported_with_its_path(tmp_path):
     (tmp_path / "c0").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "c0" / "a.png")
@@ -65,12 +28,6 @@ def test_a_file_that_vanished_is_reported_with_its_path(tmp_path):
     (tmp_path / "c0" / "a.png").unlink()
     with pytest.raises(DataError, match=r"c0/a\.png: the file cannot be read: No such file"):
         folder[0]
-
-
-def test_decoding_warns_about_no_file(tmp_path):
-    palette = Image.new("RGB", (8, 8)).quantize(4)
-    palette.save(tmp_path / "a.png", transparency=b"\x00\x80")  # Pillow warns when such a picture becomes RGB
-    assert decode_rgb((tmp_path / "a.png").read_bytes(), path="a.png").mode == "RGB"
 
 
 def test_samples_and_classes_are_those_of_torchvision(toy_set):
@@ -136,3 +93,39 @@ def test_a_folder_that_may_not_be_listed_is_a_problem(tmp_path, monkeypatch):
     [problem] = folder_problems(tmp_path, splits=("val",), num_classes=4)
     monkeypatch.undo()
     assert f"{tmp_path}/val cannot be listed: Permission denied" in problem
+
+
+def test_hidden_files_and_folders_are_neither_images_nor_classes(tmp_path, toy_set):
+    for split in ("train", "val"):
+        shutil.copytree(toy_set / split, tmp_path / split)
+        (tmp_path / split / ".ipynb_checkpoints").mkdir()
+        (tmp_path / split / "c0" / "._0.JPEG").write_bytes(b"left by macOS")
+    assert folder_problems(tmp_path, splits=("train", "val"), num_classes=4) == []
+    folder = ImageFolder(tmp_path / "val", np.asarray)
+    assert folder.class_to_idx == {"c0": 0, "c1": 1, "c2": 2, "c3": 3}
+    assert len(folder) == 11
+
+
+def test_a_pipe_or_a_device_under_an_image_name_does_not_stop_the_loader_for_ever(tmp_path):
+    (tmp_path / "c0").mkdir()
+    os.mkfifo(tmp_path / "c0" / "a.png")
+    with pytest.raises(DataError, match=r"c0/a\.png: the file cannot be read: it is no regular file"):
+        ImageFolder(tmp_path, np.asarray)[0]
+
+
+def test_a_read_error_is_tried_once_more(tmp_path, monkeypatch):
+    (tmp_path / "c0").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "c0" / "a.png")
+    folder, failures, open_file = ImageFolder(tmp_path, np.asarray), [1], os.open
+
+    def flaky(path, *arguments, **options):
+        if failures and str(path).endswith("a.png"):
+            failures.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", flaky)
+    assert folder[0][1] == 0
+    failures += [1, 1]
+    with pytest.raises(DataError, match=r"c0/a\.png: the file cannot be read: Input/output error"):
+        folder[0]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from tests.data_room.configs import fake_cfg, toy_cfg
 from tinyexp.data import loaders
 from tinyexp.data.image_folder import ImageFolder
-from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches, TrainLoader
+from tinyexp.data.loaders import DataLoaderCfg, ImageLoader, PaddedBatches, TrainLoader
 from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler, SampleKey
 from tinyexp.data.seeded import SeededImages
 from tinyexp.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ def train_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 
     return cfg.build_train(replica, num_classes=num_classes, seed=0, device_type="cpu")
 
 
-def val_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4) -> DataLoader:  # noqa: B008  frozen
+def val_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4) -> ImageLoader:  # noqa: B008  frozen
     return cfg.build_val(replica, num_classes=num_classes, device_type="cpu")
 
 
@@ -155,7 +155,7 @@ def test_more_workers_than_cores_are_lowered_with_one_warning(caplog, monkeypatc
         train_loader(fake_cfg(num_workers=11), Axis(1, 2))  # another replica says nothing
     assert [loader.num_workers for loader in built] == [1, 1]
     [message] = [record.getMessage() for record in caplog.records]
-    assert message == "dataloader_cfg.num_workers=10 is lowered to 1, the CPU cores of this process"
+    assert message == "dataloader_cfg.num_workers=10 is lowered to 1: 1 CPU cores"
 
 
 def test_memory_is_pinned_for_a_gpu_only():

@@ -201,6 +201,13 @@ class Accelerator(ABC):
         """Whole CPU copies of local tensors that are cut as the parameters of their names are. Every rank must call it."""
         return {name: self.parameters.gather(name, part).to("cpu", copy=True) for name, part in parts.items()}
 
+    def exchange(self, text: str) -> list[str]:
+        """The texts that the ranks give, in rank order, exchanged between the hosts' CPUs. Every rank must call it."""
+        texts = [text] * self.world.size
+        if self.world.size > 1:
+            dist.all_gather_object(texts, text, group=self._host_group)
+        return texts
+
     def barrier(self) -> None:
         if self.world.size > 1:
             dist.barrier()

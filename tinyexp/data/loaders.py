@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from tinyexp.data.bad_images import BadImages, LeftOut, Replaced, Skipping, collate_readable, no_images
 from tinyexp.data.byte_cache import ByteCache
+from tinyexp.data.decoding import MAX_PIXELS, PILLOW_LIMIT
 from tinyexp.data.fake import FakeImages
 from tinyexp.data.image_folder import ImageFolder, folder_problems
 from tinyexp.data.samplers import EpochOrder, ExactSampler, RepeatedAugSampler
@@ -25,7 +27,7 @@ from tinyexp.data.transforms import (
     build_train_transform,
 )
 from tinyexp.errors import ConfigError, DataError
-from tinyexp.process import Axis, available_cores
+from tinyexp.process import Axis, Environment, available_cores
 
 log = logging.getLogger("tinyexp")
 
@@ -38,7 +40,9 @@ SMALLEST = {  # keys that are refused below a value
     "color_jitter": 0.0,
     "recount": 1,
     "num_repeats": 1,
+    "max_pixels": 1,
 }
+ON_BAD_IMAGE = ("stop", "skip")
 
 
 def default_data_root() -> str:
@@ -55,7 +59,9 @@ class DataLoaderCfg:
     input_size: int = 224  # pixels of a side; at 32 and below images are not resized
     train_batch_size_per_device: int = 256  # images of a replica in one step
     val_batch_size_per_device: int = 384  # images of a replica in one evaluation step; DeiT: 1.5 x the training batch
-    num_workers: int = 10  # loader processes of a rank; lowered to the cores there are
+    num_workers: int = 10  # loader processes of a rank; lowered to its share of the cores there are
+    on_bad_image: str = "stop"  # an unreadable file: stop the run, or skip: the next file in training, left out of an evaluation
+    max_pixels: int = MAX_PIXELS  # of an image, by its header; larger ones count as unreadable and are not decoded
     pin_mem: bool = True  # page-locked batches, for copies to a GPU; no effect on CPU
     color_jitter: float = 0.3  # strength; as in DeiT without effect while auto_augment is set
     auto_augment: str = "rand-m9-mstd0.5-inc1"  # timm policy; "" for none
@@ -100,15 +106,18 @@ class DataLoaderCfg:
         else:
             sampler = DistributedSampler(dataset, replica.size, replica.rank, shuffle=True, seed=0)
         self._require_one_batch(num_images, len(sampler), replica)
+        options = self._process_options(replica, device_type)
         return TrainLoader(
-            SeededImages(dataset),
+            SeededImages(Replaced(dataset) if self._skips and isinstance(dataset, ImageFolder) else dataset),
+            input_size=self.input_size,
             batch_size=self.train_batch_size_per_device,
             sampler=EpochOrder(sampler, replica, seed=seed),
             drop_last=True,
-            **self._process_options(replica, device_type),
+            persistent_workers=options["num_workers"] > 0,
+            **options,
         )
 
-    def build_val(self, replica: Axis, *, num_classes: int, device_type: str, cache: ByteCache | None = None) -> DataLoader:
+    def build_val(self, replica: Axis, *, num_classes: int, device_type: str, cache: ByteCache | None = None) -> "ImageLoader":
         """Evaluation batches of one replica; go through `PaddedBatches` where ranks share collectives.
 
         Over the replicas every image comes once. With dist_eval, DeiT's padding repeats the first images to make the
@@ -130,12 +139,13 @@ class DataLoaderCfg:
                 )
         else:
             sampler = ExactSampler(num_images, replica)
-        return ImageLoader(
-            dataset,
-            batch_size=self.val_batch_size_per_device,
-            sampler=sampler,
-            **self._process_options(replica, device_type),
-        )
+        options = self._process_options(replica, device_type)
+        if self._skips and isinstance(dataset, ImageFolder):
+            dataset = LeftOut(dataset)
+            options["collate_fn"] = functools.partial(collate_readable, input_size=self.input_size)
+        # Its workers start anew with every evaluation: kept, they would hold as much memory as those of the training.
+        batch_size, input_size = self.val_batch_size_per_device, self.input_size
+        return ImageLoader(dataset, input_size=input_size, batch_size=batch_size, sampler=sampler, **options)
 
     def _value_problems(self) -> list[str]:
         problems = [
@@ -148,6 +158,10 @@ class DataLoaderCfg:
             for key in ("hflip", "reprob")
             if not 0 <= getattr(self, key) <= 1
         ]
+        if self.on_bad_image not in ON_BAD_IMAGE:
+            problems.append(f"dataloader_cfg.on_bad_image={self.on_bad_image} is unknown; use one of {', '.join(ON_BAD_IMAGE)}")
+        if self.max_pixels > PILLOW_LIMIT:
+            problems.append(f"dataloader_cfg.max_pixels={self.max_pixels} is above {PILLOW_LIMIT}, the limit of Pillow; use less")
         if not 0 < self.eval_crop_ratio <= 1:
             problems.append(
                 f"dataloader_cfg.eval_crop_ratio={self.eval_crop_ratio} must be above 0 and at most 1; DeiT has 0.875"
@@ -173,7 +187,11 @@ class DataLoaderCfg:
     def _dataset(self, split: str, transform: Any, num_classes: int, cache: ByteCache | None) -> FakeImages | ImageFolder:
         if self.fake_data:
             return FakeImages(self.fake_data_len, self.input_size, num_classes, transform)
-        return ImageFolder(Path(self.data_root) / split, transform, cache=cache)
+        return ImageFolder(Path(self.data_root) / split, transform, cache=cache, max_pixels=self.max_pixels)
+
+    @property
+    def _skips(self) -> bool:
+        return self.on_bad_image == "skip"
 
     def _require_one_batch(self, num_images: int, num_samples: int, replica: Axis) -> None:
         batch = self.train_batch_size_per_device
@@ -188,7 +206,9 @@ class DataLoaderCfg:
 
     def _process_options(self, replica: Axis, device_type: str) -> dict[str, Any]:
         return {
-            "num_workers": lower_to_cores(self.num_workers, cores=available_cores(), warn=replica.rank == 0),
+            "num_workers": lower_to_cores(
+                self.num_workers, cores=available_cores(), ranks=Environment.read().local.size, warn=replica.rank == 0
+            ),
             "pin_memory": self.pin_mem and device_type == "cuda",
         }
 
@@ -196,14 +216,44 @@ class DataLoaderCfg:
 class ImageLoader(DataLoader):
     """A DataLoader whose workers report an unreadable image as the main process does: one message, no traceback in it."""
 
+    def __init__(self, dataset: Dataset, *, input_size: int, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.input_size = input_size
+
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  torch promises a private class
-        return _with_plain_data_errors(super().__iter__())  # the iterator starts here: workers run, one int64 is drawn
+        return self._plain(super().__iter__())  # the iterator starts here: workers run, one int64 is drawn
+
+    @property
+    def bad_images(self) -> BadImages | None:
+        """The record of unreadable files; None where they stop the run, and for a set that has no files."""
+        images = self.dataset.images if isinstance(self.dataset, SeededImages) else self.dataset
+        return images.bad if isinstance(images, Skipping) else None
+
+    def _plain(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches. torch 2.14 wraps a worker's error in the text of its traceback; a DataError loses it again."""
+        try:
+            yield from batches
+            return
+        except DataError as error:
+            raised_as = f"{type(error).__module__}.{type(error).__qualname__}: "  # the traceback ends and the message starts
+            message = str(error).rpartition(raised_as)[2].strip()
+            error.__traceback__ = None
+        # With its last references gone, here, in that traceback and in the loader of persistent workers, the iterator stops its
+        # workers at once. The garbage collector would find it later, and then wait 5 s for each worker.
+        self._iterator = None
+        del batches
+        raise DataError(message)
 
 
 class TrainLoader(ImageLoader):
     """The training batches of one replica, epoch by epoch."""
 
     sampler: EpochOrder  # pyright: ignore[reportIncompatibleVariableOverride]  torch promises no particular one
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  as above
+        if self._iterator is not None:
+            torch.empty((), dtype=torch.int64).random_()  # which workers that stay (torch 2.14.1) no longer draw
+        return super().__iter__()
 
     def start_epoch(self, epoch: int, *, first_batch: int = 0) -> None:
         """Choose what the next iteration goes through: an epoch, or the rest of it. Every replica needs the same numbers."""
@@ -240,7 +290,7 @@ class PaddedBatches:
     counts each image once. Every rank must go through all batches.
     """
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: ImageLoader) -> None:
         self.loader = loader
 
     def __len__(self) -> int:
@@ -248,17 +298,20 @@ class PaddedBatches:
         return sampler.num_batches(self._batch_size) if isinstance(sampler, ExactSampler) else len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        sampler = self.loader.sampler
-        if not isinstance(sampler, ExactSampler):  # torch's DistributedSampler makes the replicas equal by itself
-            yield from self.loader
-            return
-        batches, images = iter(self.loader), None
+        batches = iter(self.loader)
         for step in range(len(self)):
-            images, classes = next(batches, None) or _no_images(self.loader, like=images)
-            missing = sampler.padded_batch_size(step, self._batch_size) - len(classes)
+            images, classes = next(batches, None) or no_images(self.loader.input_size)
+            missing = self._rows(step) - len(classes)  # of other replicas, or files that could not be read
             if missing:
                 images = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
             yield images, classes
+
+    def _rows(self, step: int) -> int:
+        sampler = self.loader.sampler
+        if isinstance(sampler, ExactSampler):
+            return sampler.padded_batch_size(step, self._batch_size)
+        # torch's DistributedSampler makes the replicas equal by itself
+        return min(self._batch_size, len(sampler) - step * self._batch_size)  # pyright: ignore[reportArgumentType]
 
     @property
     def _batch_size(self) -> int:
@@ -267,29 +320,10 @@ class PaddedBatches:
 
 
 @functools.cache
-def lower_to_cores(num_workers: int, *, cores: int, warn: bool) -> int:
-    """`num_workers`, at most `cores`. More would only take turns. The warning comes once in a process."""
-    if num_workers > cores and warn:
-        log.warning("dataloader_cfg.num_workers=%d is lowered to %d, the CPU cores of this process", num_workers, cores)
-    return min(num_workers, cores)
-
-
-def _no_images(loader: DataLoader, *, like: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A batch of 0 images, for a replica that has fewer than the others. Its first image tells the shape if none came yet."""
-    images = loader.dataset[0][0].unsqueeze(0) if like is None else like
-    return images[:0], torch.empty(0, dtype=torch.int64)
-
-
-def _with_plain_data_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches. torch 2.14 wraps a worker's error in the text of its traceback; a DataError loses that text again."""
-    try:
-        yield from batches
-        return
-    except DataError as error:
-        raised_as = f"{DataError.__module__}.{DataError.__qualname__}: "  # where the traceback ends and the message starts
-        message = str(error).rpartition(raised_as)[2].strip()
-        error.__traceback__ = None
-    # With its last references gone, here and in that traceback, the loader stops its workers at once. The garbage collector
-    # would find it later, and then wait 5 s for each worker.
-    del batches
-    raise DataError(message)
+def lower_to_cores(num_workers: int, *, cores: int, ranks: int, warn: bool) -> int:
+    """`num_workers`, at most this rank's share of the cores, and 1. More would only take turns. One warning in a process."""
+    share = max(1, cores // ranks)
+    if num_workers > share and warn:
+        shared = f", shared by {ranks} ranks" if ranks > 1 else ""
+        log.warning("dataloader_cfg.num_workers=%d is lowered to %d: %d CPU cores%s", num_workers, share, cores, shared)
+    return min(num_workers, share)

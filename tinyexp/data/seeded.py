@@ -1,10 +1,13 @@
 """A data set whose augmentation follows from the sample alone."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
 
+from tinyexp.data.bad_images import Skipping
+from tinyexp.data.image_folder import ImageFolder
 from tinyexp.data.samplers import SampleKey
 from tinyexp.process import preserve_random_state, seed_cpu_generators
 
@@ -23,6 +26,12 @@ class SeededImages(Dataset):
         with preserve_random_state() if trains_too else contextlib.nullcontext():
             seed_cpu_generators(key.seed)
             return self.images[key.index]
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> list[Any]:
+        """A batch. torch's loaders call it."""
+        images, indices = self.images, [key.index for key in keys]
+        with images.ahead(indices) if isinstance(images, ImageFolder | Skipping) else contextlib.nullcontext():
+            return [self[key] for key in keys]
 
     def __len__(self) -> int:
         return len(self.images)  # pyright: ignore[reportArgumentType]

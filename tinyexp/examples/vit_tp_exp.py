@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.config import AcceleratorCfg
@@ -28,7 +27,7 @@ from tinyexp.bench.comparison import runs_to_compare, show_comparison
 from tinyexp.bench.plan import plan_page
 from tinyexp.bench.throughput import BenchCfg, BenchResult, measure_training_step
 from tinyexp.bench.verify import Row, Subject, VerifyCfg, compare, show_rows
-from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches, TrainLoader
+from tinyexp.data.loaders import DataLoaderCfg, ImageLoader, PaddedBatches, TrainLoader
 from tinyexp.errors import ConfigError, Stopped
 from tinyexp.experiment.base import TinyExp
 from tinyexp.experiment.entry import store_and_run_exp
@@ -49,11 +48,13 @@ from tinyexp.observability.plots import draw_curves
 from tinyexp.observability.wandb_log import WandbCfg
 from tinyexp.process import Axis, Environment, preserve_random_state, seed_everything
 from tinyexp.redis_cache.config import RedisCfg
+from tinyexp.redis_cache.service import Service, served_cache
 from tinyexp.signals import StopRequest
 from tinyexp.training.checkpoint import AUTO, CheckpointCfg, newest_good, resume
 from tinyexp.training.checkpoint_file import read_checkpoint
 from tinyexp.training.checkpoint_keeper import CheckpointKeeper
 from tinyexp.training.epoch import Guards, StopAgreed, evaluate, train_one_epoch
+from tinyexp.training.files import FilesRecord, unreadable
 from tinyexp.training.loss import LossCfg
 from tinyexp.training.optimizer import OptimizerCfg
 from tinyexp.training.recipe import departures
@@ -131,6 +132,8 @@ class VitTpExp(TinyExp):
             found += self.dataloader_cfg.problems(
                 mixup_active=self.loss_cfg.mixes, num_classes=self.module_cfg.num_classes, splits=splits
             )
+        if self.mode == "train":
+            found += self.redis_cfg.problems()
         if not model_problems:
             found += self._mesh_problems()
         return found
@@ -161,8 +164,16 @@ class VitTpExp(TinyExp):
 
         Raises: Stopped once everything is saved, after a signal.
         """
+        with served_cache(self.redis_cfg, Environment.read(), accelerator.exchange) as service:
+            return self._train(accelerator, service)
+
+    def _train(self, accelerator: Accelerator, service: Service | None) -> dict[str, Any]:
         loader = self.dataloader_cfg.build_train(
-            accelerator.replica, num_classes=self.module_cfg.num_classes, seed=self.seed, device_type=accelerator.device.type
+            accelerator.replica,
+            num_classes=self.module_cfg.num_classes,
+            seed=self.seed,
+            device_type=accelerator.device.type,
+            cache=service.cache if service else None,
         )
         facts = {
             "global_batch": self._global_batch(accelerator),
@@ -172,6 +183,8 @@ class VitTpExp(TinyExp):
         state = self.build_state(accelerator, facts)
         if accelerator.is_main:
             print(self._plan_of_run(state, loader.batches_in_epoch), flush=True)
+            if service:
+                print(f"the training files' bytes are kept in memory: {service.description}", flush=True)
         with (
             StopRequest(second_leaves=True) as stop,
             CheckpointKeeper(self.run_folder, self.checkpoint_cfg, LAYOUT, accelerator) as keeper,
@@ -180,7 +193,7 @@ class VitTpExp(TinyExp):
             guards = Guards(stop, self.accelerator_cfg.check_every, self.checkpoint_cfg.save_every_steps, save)
             first_step, start = state.step, time.monotonic()
             try:
-                summary = self._epochs(state, loader, keeper, guards)
+                summary = self._epochs(state, loader, FilesRecord(accelerator, loader, service), keeper, guards)
             except StopAgreed as request:
                 save()
                 keeper.wait()
@@ -193,7 +206,9 @@ class VitTpExp(TinyExp):
             write_summary(self.run_folder, summary)
         return summary
 
-    def _epochs(self, state: TrainState, loader: TrainLoader, keeper: CheckpointKeeper, guards: Guards) -> dict[str, Any]:
+    def _epochs(
+        self, state: TrainState, loader: TrainLoader, files: FilesRecord, keeper: CheckpointKeeper, guards: Guards
+    ) -> dict[str, Any]:
         """From where the state is to the last step. Returns the summary of the run."""
         accelerator = state.accelerator
         val_loader = self._val_loader(accelerator)
@@ -226,7 +241,7 @@ class VitTpExp(TinyExp):
             if state.last_accuracy > state.max_accuracy:
                 state.max_accuracy = state.last_accuracy
                 keeper.save_best(state)
-            row |= {"epoch": state.epoch, "n_parameters": accelerator.parameters.num_whole()}
+            row |= files.end_epoch() | {"epoch": state.epoch, "n_parameters": accelerator.parameters.num_whole()}
             if log:
                 print(f"Max accuracy: {state.max_accuracy:.2f}%", flush=True)
                 log.write_epoch(row)
@@ -237,7 +252,7 @@ class VitTpExp(TinyExp):
             state.begin_next_epoch()
         if online:
             online.close()
-        return self._summary(state, row, train_seconds, log)
+        return self._summary(state, row, train_seconds, log) | files.summary(val_loader)
 
     def _summary(self, state: TrainState, row: dict[str, Any], train_seconds: float, log: RunLog | None) -> dict[str, Any]:
         summary = {
@@ -249,7 +264,6 @@ class VitTpExp(TinyExp):
             "train_seconds": train_seconds,
             "mesh": asdict(state.accelerator.mesh.shape),
             "checkpoint": str(self.run_folder / self.checkpoint_cfg.best_ckpt_name),
-            "fallbacks": [fallback for fallback in (self.redis_cfg.fallback(),) if fallback],
         }
         if log:
             title = f"{self.exp_name}: {self.module_cfg.model_name}"
@@ -413,19 +427,25 @@ class VitTpExp(TinyExp):
             is_noise=lambda name: name.endswith("attn.k.bias"),  # softmax ignores what a key bias adds
         )
 
-    def _score(self, state: TrainState, loader: DataLoader, stop: StopRequest | None = None) -> dict[str, Any]:
+    def _score(self, state: TrainState, loader: ImageLoader, stop: StopRequest | None = None) -> dict[str, Any]:
         """Evaluate the weights and, where there is one, their average, which leaves the random state as it was."""
         stats = evaluate(state.accelerator, PaddedBatches(loader), stop=stop)
         row: dict[str, Any] = {f"test_{name}": stats[name] for name in ("loss", "acc1", "acc5")}
+        bad = unreadable(state.accelerator, loader)
+        if loader.bad_images:
+            row |= {"test_images": stats["images"], "test_unreadable": len(bad)}
         if state.accelerator.is_main:
             print(f"Accuracy of the network on the {stats['images']} test images: {stats['acc1']:.1f}%", flush=True)
+            if bad:
+                some = ", ".join(bad[:3]) + ", ..." * (len(bad) > 3)
+                print(f"{len(bad)} more could not be read and are left out: {some}", flush=True)
         if state.ema is not None:
             with preserve_random_state(), state.ema.in_place_of_weights():
                 averaged = evaluate(state.accelerator, PaddedBatches(loader), header="Test EMA:", stop=stop)
             row |= {f"ema_test_{name}": averaged[name] for name in ("loss", "acc1", "acc5")}
         return row
 
-    def _val_loader(self, accelerator: Accelerator) -> DataLoader:
+    def _val_loader(self, accelerator: Accelerator) -> ImageLoader:
         return self.dataloader_cfg.build_val(
             accelerator.replica, num_classes=self.module_cfg.num_classes, device_type=accelerator.device.type
         )
@@ -446,8 +466,6 @@ class VitTpExp(TinyExp):
         ]
         if padding := accelerator.parameters.padding():
             lines.append(f"filled up with zeros, so that {accelerator.mesh.tp.size} ranks hold equal parts: {padding}")
-        if fallback := self.redis_cfg.fallback():
-            lines.append(f"WARNING: {fallback}")
         if departing := self.departures():
             lines += ["this run departs from the official recipe:", *(f"  {line}" for line in departing)]
         return "\n".join(lines)

@@ -67,6 +67,11 @@ def show_summary(title: str, summary: Mapping[str, Any]) -> None:
     if summary["images_per_s"] is not None:  # of the steps that this command took
         speed += f", {summary['train_seconds']:.0f} s, {summary['images_per_s']:.0f} images/s"
     table.add_row("training", speed)
+    if cache := summary.get("cache"):
+        table.add_row("cache", "{hits:,} hits, {misses:,} misses, {refused:,} refused, {errors:,} errors".format(**cache))
+    for split in ("train", "val"):
+        if (bad := summary.get(f"unreadable_{split}")) and bad["count"]:
+            table.add_row(f"unreadable in {split}", "\n".join([f"{bad['count']} files, skipped", *bad["files"][:5]]))
     for key in ("checkpoint", "log", "curves"):
         table.add_row(key, str(summary[key]))
     Console().print(table)

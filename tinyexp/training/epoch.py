@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.divergence import check_agreement
-from tinyexp.errors import NonFiniteLoss, PeerFailed
+from tinyexp.errors import DataError, NonFiniteLoss, PeerFailed
 from tinyexp.process import preserve_random_state
 from tinyexp.signals import StopRequest
 from tinyexp.training.loss import Criterion, Mixer
@@ -158,6 +158,8 @@ def evaluate(
         loss, correct1, correct5, count = scores.tolist()
         metrics.add(weight=count, loss=loss / count, acc1=100 * correct1 / count, acc5=100 * correct5 / count)
     loss, correct1, correct5, count = accelerator.reduce(sums).tolist()
+    if not count:
+        raise DataError("none of the images of the validation set can be read")
     stats = {"loss": loss / count, "acc1": 100 * correct1 / count, "acc5": 100 * correct5 / count, "images": int(count)}
     if accelerator.is_main:
         print(f"* Acc@1 {stats['acc1']:.3f} Acc@5 {stats['acc5']:.3f} loss {stats['loss']:.3f}", flush=True)

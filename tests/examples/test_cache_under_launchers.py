@@ -1,0 +1,129 @@
+"""The cache under every launcher, by the commands that a user types, and what is left of it afterwards."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.data_room.test_decoding import UNREADABLE
+from tests.helpers.redis_servers import needs_redis
+from tests.redis_cache.test_server import assert_gone, is_alive
+from tinyexp.redis_cache.guard import FOLDER_PREFIX
+
+pytestmark = [pytest.mark.redis, needs_redis]
+
+ROOT = Path(__file__).parents[2]
+RUN = ["-m", "tinyexp.examples.vit_tp_exp"]
+TWO_RANKS = ["accelerator_cfg.accelerator=ddp", "ray_cfg.ray_num_worker=2"]
+CACHE = ["redis_cfg.redis_cache_enabled=true", "redis_cfg.redis_cache_max_memory=300"]  # as the full recipe has it
+TINY = [
+    "dataloader_cfg.input_size=40",
+    "dataloader_cfg.train_batch_size_per_device=8",
+    "dataloader_cfg.val_batch_size_per_device=8",
+    "dataloader_cfg.num_workers=1",
+    "dataloader_cfg.repeated_aug=false",
+    "module_cfg.model_name=deit_digits_patch8_32",
+    "module_cfg.img_size=40",
+    "module_cfg.num_classes=4",
+    "module_cfg.depth=1",
+    "ema_cfg.model_ema=false",
+    "ray_cfg.ray_num_gpus_per_worker=0.0",
+    "ray_cfg.ray_num_cpus_per_worker=1",
+    "output_root=output",
+]
+
+
+def start(folder: Path, program: list[str], data: Path, *keys: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *program, *TINY, f"dataloader_cfg.data_root={data}", *keys],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=120)
+    finally:
+        process.kill()
+
+
+def folder_of(said: str) -> Path:
+    found = re.search(rf"at sockets in (\S*{FOLDER_PREFIX}\S+)", said)
+    assert found, said
+    return Path(found[1])
+
+
+PROGRAMS = {
+    "ray": (RUN, ["launcher=ray"]),
+    "local": (RUN, ["launcher=local"]),
+    "torchrun": (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *RUN], ["launcher=mp"]),
+}
+
+
+@pytest.mark.parametrize("launcher", [pytest.param("ray", marks=pytest.mark.ray), "torchrun"])
+def test_the_full_recipes_keys_run_under_every_launcher_and_leave_nothing(launcher, tmp_path, toy_set):
+    program, keys = PROGRAMS[launcher]
+    process = start(tmp_path, program, toy_set, *TWO_RANKS, *CACHE, "epochs=2", *keys)
+    out, err = finish(process)
+    assert process.returncode == 0, err
+    assert "redis_cfg.redis_cache_max_memory=300 GB is lowered to " in err
+    assert "the training files' bytes are kept in memory: 6 shards on each node, here redis-server " in out
+    summary = json.loads((tmp_path / "output" / "vit_tp_exp" / "summary.json").read_text())
+    assert summary["cache"]["hits"] == summary["cache"]["misses"] == 64
+    assert not folder_of(out).exists()
+
+
+def pids_of(folder: Path) -> list[int]:
+    return [int(line.split()[0]) for line in (folder / "pids").read_text().splitlines()]
+
+
+def said_until(process: subprocess.Popen[str], words: str) -> str:
+    said = ""
+    assert process.stdout
+    while words not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    return said
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [pytest.param("ray", signal.SIGKILL, marks=pytest.mark.ray), ("local", signal.SIGINT), ("local", signal.SIGTERM)],
+)
+def test_servers_and_folder_are_gone_however_the_command_ends(launcher, number, tmp_path, toy_set):
+    program, keys = PROGRAMS[launcher]
+    process = start(tmp_path, program, toy_set, *TWO_RANKS, *CACHE, "epochs=10000", *keys)
+    folder = folder_of(said_until(process, "at sockets in"))
+    pids = pids_of(folder)
+    assert len(pids) == 6
+    assert all(map(is_alive, pids))
+    time.sleep(2)
+    process.send_signal(number)
+    finish(process)
+    assert process.returncode
+    assert_gone(pids, folder, within_s=30)
+
+
+def test_an_unreadable_file_ends_a_run_of_two_replicas_with_its_path(tmp_path, toy_set, case_images):  # A02
+    for split in ("train", "val"):
+        shutil.copytree(toy_set / split, tmp_path / "set" / split)
+    for name in UNREADABLE:
+        shutil.copy(case_images / name, tmp_path / "set" / "train" / "c1" / name)
+    process = start(tmp_path, RUN, tmp_path / "set", *TWO_RANKS, *CACHE, "launcher=local", "epochs=2")
+    out, err = finish(process)
+    assert process.returncode == 3, err
+    assert re.search(rf"{tmp_path}/set/train/c1/({'|'.join(UNREADABLE)}): ", err)
+    assert "Traceback" not in err
+    assert_gone([], folder_of(out), within_s=5)
