@@ -27,7 +27,7 @@ from tinyexp.data.transforms import (
     build_train_transform,
 )
 from tinyexp.errors import ConfigError, DataError
-from tinyexp.process import Axis, Environment, available_cores
+from tinyexp.process import Axis, Environment, available_cores, die_with_parent
 
 log = logging.getLogger("tinyexp")
 
@@ -210,6 +210,7 @@ class DataLoaderCfg:
                 self.num_workers, cores=available_cores(), ranks=Environment.read().local.size, warn=replica.rank == 0
             ),
             "pin_memory": self.pin_mem and device_type == "cuda",
+            "worker_init_fn": end_with_rank,
         }
 
 
@@ -317,6 +318,11 @@ class PaddedBatches:
     def _batch_size(self) -> int:
         assert self.loader.batch_size
         return self.loader.batch_size
+
+
+def end_with_rank(worker: int) -> None:
+    """Have the kernel end a loader worker with the rank that started it, also when that is killed. torch takes 5 s to notice."""
+    die_with_parent()
 
 
 @functools.cache

@@ -39,6 +39,7 @@ class CheckpointKeeper:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._failures = 0  # in a row
+        self.sent_bytes = 0  # by this rank for the last save, beside the training
         self._checkpoint: dict[str, Any] | None = None  # the last one, on the main rank
         self._saved: tuple[int, int, bool] | None = None  # the position of the last one
         if self._is_main and (fragments := remove_fragments(folder)):
@@ -67,6 +68,7 @@ class CheckpointKeeper:
             return
         self._saved, self._checkpoint = position, None
         snapshot = take_snapshot(state, args=args, facts=facts)
+        self.sent_bytes = 0 if self._is_main else snapshot.sent_bytes
         path, within_epoch = self._folder / self._cfg.last_ckpt_name, state.epoch_step > 0 and state.train_stats is None
         also = step_file(self._folder, state.step) if within_epoch and self._cfg.save_every_steps else None
         what = f"step {state.step} (epoch {state.epoch})"
