@@ -137,7 +137,7 @@ def full_disk(monkeypatch):
 
 def test_two_failed_saves_in_a_row_are_survived_and_the_third_ends_the_run(tmp_path, state, full_disk, caplog):
     with (
-        pytest.raises(CheckpointError, match="3 saves in a row have failed.*No space left"),
+        pytest.raises(CheckpointError, match=r"3 saves in a row have failed.*No space left"),
         keeper_in(tmp_path, state) as keeper,
     ):
         save(keeper, state, 1)

@@ -102,12 +102,13 @@ def _launch(experiment: TinyExp, rank: Callable[[], Any]) -> None:
     if experiment.launcher == "mp":
         run_external(partial(run_external_rank, rank, experiment))
         return
+    restarts = experiment.max_restarts
     with _owned_run_folder(experiment):
         if experiment.launcher == "ray":
-            settings = {"preload": PRELOADED, "group": experiment.node_group(), "max_restarts": experiment.max_restarts}
-            results = run_ray(rank, experiment.ray_cfg, **settings)
+            group = experiment.node_group()
+            results = run_ray(rank, experiment.ray_cfg, preload=PRELOADED, group=group, max_restarts=restarts)
         else:
-            results = run_local(rank, experiment.num_processes() or 1, max_restarts=experiment.max_restarts)
+            results = run_local(rank, experiment.num_processes() or 1, max_restarts=restarts)
     experiment.report(results[0])
 
 
