@@ -27,7 +27,7 @@ from tinyexp.data.transforms import (
     build_train_transform,
 )
 from tinyexp.errors import ConfigError, DataError
-from tinyexp.process import Axis, Environment, available_cores, die_with_parent
+from tinyexp.process import Axis, Environment, available_cores, die_with_rank
 
 log = logging.getLogger("tinyexp")
 
@@ -210,7 +210,8 @@ class DataLoaderCfg:
                 self.num_workers, cores=available_cores(), ranks=Environment.read().local.size, warn=replica.rank == 0
             ),
             "pin_memory": self.pin_mem and device_type == "cuda",
-            "worker_init_fn": end_with_rank,
+            # also when the rank is killed; torch's own workers take 5 s to notice
+            "worker_init_fn": functools.partial(die_with_rank, os.getpid()),
         }
 
 
@@ -318,11 +319,6 @@ class PaddedBatches:
     def _batch_size(self) -> int:
         assert self.loader.batch_size
         return self.loader.batch_size
-
-
-def end_with_rank(worker: int) -> None:
-    """Have the kernel end a loader worker with the rank that started it, also when that is killed. torch takes 5 s to notice."""
-    die_with_parent()
 
 
 @functools.cache

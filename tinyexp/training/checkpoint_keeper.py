@@ -18,7 +18,7 @@ from tinyexp.training.checkpoint_file import num_bytes, remove_fragments, save_c
 from tinyexp.training.snapshot import OfficialLayout, assemble, take_snapshot
 from tinyexp.training.state import TrainState
 
-LOWEST_PRIORITY = 19  # of a thread, on Linux: it computes where nothing else wants to
+LOWEST_PRIORITY = 10  # of a thread, on Linux: it computes where nothing else wants to
 LEAVE_S = 30.0  # for the save under way, when an error ends the run
 
 log = logging.getLogger("tinyexp")
@@ -90,6 +90,11 @@ class CheckpointKeeper:
         checkpoint["tinyexp"] |= {"max_accuracy": state.max_accuracy, "last_accuracy": state.last_accuracy}
         what = f"step {state.step} (epoch {state.epoch}), top-1 {state.max_accuracy:.2f} %,"
         self._start(lambda: self._write(checkpoint, self._folder / self._cfg.best_ckpt_name, what))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save of this rank is under way."""
+        return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
         """Until nothing is under way. Raises: CheckpointError after too many failures in a row."""
