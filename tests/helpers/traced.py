@@ -2,24 +2,27 @@
 
 import hashlib
 import json
+import logging
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from tinyexp.data.loaders import DataLoaderCfg
+from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
 from tinyexp.examples import vit_tp_exp
 from tinyexp.examples.vit_tp_exp import VitTpExp
 from tinyexp.experiment.entry import run_command, store_and_run_exp
 from tinyexp.launch.ray_workers import RayCfg
+from tinyexp.launch.worker import write_whole_lines
 from tinyexp.models.vit.build import ModuleCfg
 from tinyexp.process import Environment
 from tinyexp.training import epoch as training_loop
@@ -33,6 +36,7 @@ class TracedExp(VitTpExp):
 
     fault: str = ""  # "rank:step:action": what that rank does before that step of the run, in the first attempt
     step_seconds: float = 0.0  # added to every step
+    eval_seconds: float = 0.0  # added to every evaluation batch, whose first one leaves a file `evaluating`
     launcher: str = "local"
     exp_name: str = "run"
     epochs: int = 3
@@ -66,16 +70,47 @@ class TracedExp(VitTpExp):
                 file.write(json.dumps(line) + "\n")
             return loss
 
+        if self.fault == f"{world.rank}:-1:lose_validation":
+            self.dataloader_cfg.data_root = str(self.own_data(with_validation=False))
+        if self.fault == f"{world.rank}:2:break_images":
+            self.dataloader_cfg.data_root = str(self.own_data(with_validation=True))
         with (
+            mock.patch.object(vit_tp_exp, "PaddedBatches", self.slow_batches),
             mock.patch.object(training_loop, "train_step", traced),
             mock.patch.object(vit_tp_exp, "draw_curves", lambda *_, **__: "not drawn"),  # takes a second
         ):
             return super().run()
 
+    def own_data(self, *, with_validation: bool) -> Path:
+        """A copy of the data set that only this rank sees."""
+        folder = Path(self.output_root, f"data-of-rank-{Environment.read().world.rank}")
+        shutil.copytree(self.dataloader_cfg.data_root, folder)
+        if not with_validation:
+            shutil.rmtree(folder / "val")
+        return folder
+
+    def slow_batches(self, loader: Any) -> Any:
+        folder, seconds = self.run_folder, self.eval_seconds
+
+        class Slow(PaddedBatches):
+            def __iter__(self) -> Iterator[Any]:
+                for batch in super().__iter__():
+                    if seconds:
+                        (folder / "evaluating").touch()
+                        time.sleep(seconds)
+                    yield batch
+
+        return Slow(loader)
+
+    def break_images(self, *_: Any) -> dict[str, Any]:
+        for path in Path(self.dataloader_cfg.data_root, "train").glob("*/*"):
+            path.write_bytes(b"")
+        return {}
+
     def action(self, rank: int, step: int) -> Callable[[TrainState, dict[str, Any]], dict[str, Any]]:
         at_rank, at_step, name = (self.fault or "-1:-1:nothing").split(":")
         if (rank, step) == (int(at_rank), int(at_step)) and Environment.read().attempt == 0:
-            return ACTIONS[name]
+            return self.break_images if name == "break_images" else ACTIONS[name]
         return lambda state, options: {}
 
 
@@ -143,19 +178,49 @@ def trace(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 def run_here(root: Path, *arguments: str) -> int:
     """Run the experiment with a driver of its own; returns its status. Its ranks start from the modules that are loaded here."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.environ["OMP_NUM_THREADS"] = "1"
-            status = run_command(TracedExp, [f'output_root="{root}"', *arguments])
-        except SystemExit as left:
-            status = int(left.code or 0)
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return Begun(root, *arguments).wait()
+
+
+class Begun:
+    """A driver that was forked from this process, so that nothing is imported again."""
+
+    def __init__(self, root: Path, *arguments: str) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.output = root / f"output-{time.monotonic_ns()}.txt"
+        self.pid = os.fork()
+        if self.pid == 0:
+            _drive(self.output, [f'output_root="{root}"', *arguments])
+
+    def wait(self) -> int:
+        """The status of the driver, as a shell shows it."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return code if code >= 0 else 128 - code
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+
+def _drive(output: Path, arguments: list[str]) -> NoReturn:
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        write_whole_lines()
+        for handler in logging.getLogger().handlers[:]:
+            logging.getLogger().removeHandler(handler)  # pytest's
+        logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ["OMP_NUM_THREADS"] = "1"
+        status = run_command(TracedExp, arguments)
+    except SystemExit as left:
+        status = int(left.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from tinyexp.launch.worker import Failure, Outcome
 TIMEOUT = Failure("RuntimeError", "[gloo/tcp.cc:78] Timed out waiting 3000ms\nfor recv", is_peer_loss=True, is_timeout=True)
 CLOSED = Failure("RuntimeError", "Connection closed by peer", is_peer_loss=True)
 TWO_ON_CPU = json.dumps({"ray_num_worker": 2, "ray_num_gpus_per_worker": 0.0})
-HANGS = "rank 1 of 2 hangs: it did not come to a collective in which rank 0 waited for it (RuntimeError: Timed out waiting 3000ms"
-WITHIN_S = 60.0  # timeout, start and restart, on a busy machine
+HANGS = "rank 1 of 2 hangs: it did not come to a collective in which rank 0 waited (RuntimeError: Timed out waiting 3000ms"
+WITHIN_S = 120.0  # timeout, start and restart, on a busy machine; a collective would wait for minutes
 
 
 def test_ranks_that_others_wait_for_hang_unless_they_have_reported():
@@ -21,7 +21,10 @@ def test_ranks_that_others_wait_for_hang_unless_they_have_reported():
     hanging = hanging_ranks(outcomes, 5)
     assert [outcome.rank for outcome in hanging] == [1, 3]
     assert hanging[0].failure
-    assert hanging[0].failure.line(1, 5) == HANGS.replace("of 2", "of 5") + ")"
+    assert hanging[0].failure.line(1, 5) == (
+        "rank 1 of 5 hangs, or waits for one of 3 that does; one of them did not come to a collective in which rank 0 waited "
+        "(RuntimeError: Timed out waiting 3000ms)"
+    )
 
 
 def test_nobody_hangs_where_a_rank_was_lost_or_all_wait_for_each_other():

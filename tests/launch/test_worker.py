@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tinyexp.errors import DataError, MachineError
+from tinyexp.errors import DataError, MachineError, PeerFailed
 from tinyexp.launch.worker import Failure, Outcome, is_peer_loss, limit_threads, pack, run_as_rank, unpack
 
 
@@ -59,6 +59,12 @@ def test_a_rank_that_leaves_by_itself_has_failed_too(error, status):
 )
 def test_the_echo_of_a_lost_rank_is_recognised(message):
     assert is_peer_loss(RuntimeError(message))
+
+
+def test_only_a_rank_that_did_not_come_is_a_timeout():
+    assert failure_of(RuntimeError("Timed out waiting 60000ms for recv operation to complete")).is_timeout
+    assert not failure_of(RuntimeError("Connection closed by peer")).is_timeout
+    assert not failure_of(PeerFailed("rank 1 found a value that is not finite")).is_timeout
 
 
 def test_an_error_raised_from_the_echo_of_a_lost_rank_is_one_too():

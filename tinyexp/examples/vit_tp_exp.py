@@ -274,9 +274,7 @@ class VitTpExp(TinyExp):
     def _stopped(self, number: int, state: TrainState) -> Stopped:
         where = f"step {state.step} (epoch {state.epoch}, step {state.epoch_step} of it)"
         path = self.run_folder / self.checkpoint_cfg.last_ckpt_name
-        message = (
-            f"stopped by {Signals(number).name} after {where}: the run is saved in {path}, continue it with resume_from=auto"
-        )
+        message = f"stopped by {Signals(number).name} after {where}: saved in {path}, continue with resume_from=auto"
         if state.accelerator.is_main:
             print(message, flush=True)
         return Stopped(message, signal_number=number)

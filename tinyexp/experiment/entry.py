@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tinyexp.errors import ConfigError, TinyExpError
+from tinyexp.errors import ConfigError, Stopped, TinyExpError
 from tinyexp.experiment.base import TinyExp
 from tinyexp.experiment.help import help_page
 from tinyexp.experiment.overrides import Override, build, compose
@@ -51,6 +51,8 @@ def run_command(exp_class: type[TinyExp], arguments: Sequence[str]) -> int:
             return 0
         _launch(experiment, partial(run_rank, exp_class.__module__, exp_class.__qualname__, plain))
         return 0
+    except Stopped as error:
+        return error.exit_status  # the run itself has said where it stopped
     except TinyExpError as error:
         if speaks:
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from tinyexp.errors import Stopped
 from tinyexp.launch.node_watch import NodeWatch
 from tinyexp.launch.rendezvous import meet_across_nodes, stay_on_loopback
 from tinyexp.launch.supervise import ECHO_S
@@ -55,6 +56,8 @@ def run_external(fn: Callable[[], Any]) -> list[Any]:
 
 def _explain(failure: Failure, environment: Environment) -> None:
     line = failure.line(environment.world.rank, environment.world.size)
+    if failure.type_name == Stopped.__name__:
+        return  # the run itself has said where it stopped
     if failure.is_peer_loss:
         absent = _absent_ranks(environment)
         cause = f"{absent} did not come" if failure.is_timeout else "another rank failed"

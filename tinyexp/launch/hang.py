@@ -15,16 +15,21 @@ logger = logging.getLogger("tinyexp")
 def hanging_ranks(outcomes: Sequence[Outcome], num_processes: int) -> list[Outcome]:
     """A failure for each rank that hangs: it has neither reported nor ended, and a collective of another has timed out.
 
-    None where no collective has timed out, or where all ranks have reported: then they wait for each other.
+    None where no collective has timed out, or where all ranks have reported: then they waited for each other.
     """
     waited = next((outcome for outcome in outcomes if outcome.failure and outcome.failure.is_timeout), None)
     if waited is None or waited.failure is None:
         return []
-    silent = set(range(num_processes)) - {outcome.rank for outcome in outcomes}
+    silent = sorted(set(range(num_processes)) - {outcome.rank for outcome in outcomes})
     _, _, said = waited.failure.message.splitlines()[0].rpartition("] ")  # gloo starts with the line of its source, in brackets
     reason = f"{waited.failure.type_name}: {said}"
-    message = f"hangs: it did not come to a collective in which rank {waited.rank} waited for it ({reason})"
-    return [Outcome(rank, failure=Failure("", message)) for rank in sorted(silent)]
+    collective = f"did not come to a collective in which rank {waited.rank} waited ({reason})"
+    found = []
+    for rank in silent:
+        others = ", ".join(str(other) for other in silent if other != rank)
+        hangs = f"hangs, or waits for one of {others} that does; one of them" if others else "hangs: it"
+        found.append(Outcome(rank, failure=Failure("", f"{hangs} {collective}")))
+    return found
 
 
 def show_stacks(hanging: Sequence[Outcome], num_processes: int, send_signal: Callable[[int, int], None]) -> None:

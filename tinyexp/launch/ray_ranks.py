@@ -99,9 +99,12 @@ class RayRanks:
 
         rank = self._running.pop(report)
         try:
-            return unpack(ray.get(report))
+            outcome = unpack(ray.get(report))
         except RayError as error:
             return Outcome(rank, failure=self._end_of(rank) or self._death(rank, str(error)))
+        if outcome.failure:
+            self.send_signal(rank, signal.SIGKILL)  # its process outlives the report, and ranks that wait for it must notice
+        return outcome
 
     def _end_of(self, rank: int) -> Failure | None:
         """The failure of a rank that is there no more, as far as can be seen without Ray."""

@@ -9,7 +9,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -60,7 +60,7 @@ class Failure:
             traceback="" if isinstance(error, SELF_EXPLAINING) else "".join(traceback.format_exception(error)),
             exit_status=_exit_status(error),
             is_peer_loss=is_peer_loss(error),
-            is_timeout=is_peer_loss(error, TIMEOUT_PHRASES),
+            is_timeout=is_timeout(error),
         )
 
     def line(self, rank: int, num_processes: int) -> str:
@@ -170,16 +170,25 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def is_peer_loss(error: BaseException | None, phrases: Sequence[str] = PEER_LOSS_PHRASES) -> bool:
-    """Whether the error, or one that it was raised from, only says that another rank fell silent or went away."""
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether the error, or one that it was raised from, only says that another rank failed, fell silent or went away."""
+    return any(isinstance(cause, PeerFailed) or _says(cause, PEER_LOSS_PHRASES) for cause in _causes(error))
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether the error, or one that it was raised from, says that another rank did not come."""
+    return any(_says(cause, TIMEOUT_PHRASES) for cause in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        if isinstance(error, PeerFailed):
-            return True
-        # torch.distributed raises RuntimeError and its subclasses; a lost data server raises OSError, a cause of its own
-        if isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases):
-            return True
+        yield error
         error = error.__cause__
-    return False
+
+
+def _says(error: BaseException, phrases: Sequence[str]) -> bool:
+    # torch.distributed raises RuntimeError and its subclasses; a lost data server raises OSError, a cause of its own
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases)
 
 
 def _message(error: BaseException) -> str:
