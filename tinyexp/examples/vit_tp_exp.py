@@ -27,7 +27,8 @@ from tinyexp.bench.comparison import runs_to_compare, show_comparison
 from tinyexp.bench.plan import plan_page
 from tinyexp.bench.throughput import BenchCfg, BenchResult, measure_training_step
 from tinyexp.bench.verify import Row, Subject, VerifyCfg, compare, show_rows
-from tinyexp.data.loaders import DataLoaderCfg, ImageLoader, PaddedBatches, TrainLoader
+from tinyexp.data.batches import ImageLoader, PaddedBatches, TrainLoader
+from tinyexp.data.loaders import DataLoaderCfg
 from tinyexp.errors import ConfigError, Stopped
 from tinyexp.experiment.base import TinyExp
 from tinyexp.experiment.entry import store_and_run_exp
