@@ -13,7 +13,7 @@ from tests.golden.experiment import experiment_of, recorded_world
 from tests.golden.jobs import ONE_PROCESS, TP_2_REPLICATED, Job
 from tests.golden.record import FOLDER, load
 from tests.golden.runs import Run, run_experiment
-from tinyexp.examples import vit_tp_exp
+from tinyexp.examples import vit_experiment
 from tinyexp.examples.vit_tp_exp import LAYOUT, VitTpExp
 from tinyexp.training.checkpoint_file import read_checkpoint
 from tinyexp.training.snapshot import assemble, take_snapshot
@@ -43,7 +43,7 @@ class ResumeCase(Job):
         first_half = run_experiment(first, accelerator)
         own_checkpoint = read_checkpoint(first.run_folder / first.checkpoint_cfg.last_ckpt_name)
         # Official files hold no random state. The generators stay where the first half left them, as in an uninterrupted run.
-        with mock.patch.object(vit_tp_exp, "seed_everything"):
+        with mock.patch.object(vit_experiment, "seed_everything"):
             second_half = run_experiment(self._experiment(folder / "second", resume_from=str(OFFICIAL_FILE)), accelerator)
         state = self._experiment(folder / "again", resume_from=str(OFFICIAL_FILE)).build_state(accelerator)
         snapshot = take_snapshot(state, args={}, facts={})
