@@ -4,11 +4,13 @@
 
 The same 500 x 375 JPEGs, the same transform objects, two loader processes each, taking turns; an epoch is one measurement and
 the first one of each subject, in which its workers start, does not count. The slow disk is a folder whose files this process
-and its workers open through functions that sleep first: 1 ms to ask for size and time, 15 ms to open, 20 MB/s to read, for each
-loader process. Ratios are medians of the ratios within a round. Writes benchmarks/results/data.json.
+and its workers open through functions that sleep first: 1 ms to ask for size and time, 30 ms to open, 20 MB/s to read, for each
+loader process. Ratios are medians of the ratios within a round; CPU milliseconds an image, of the loader and its processes, do
+not depend on what else the machine does. Writes benchmarks/results/data.json.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
@@ -70,28 +72,49 @@ def measure(root: Path, slow: Path, transform: str, rounds: int) -> dict[str, An
         subjects |= {f"{name}, slow disk": LOADERS[name](slow, transform) for name in ("torchvision", "ours")}
         subjects["ours, warm Redis over slow disk"] = ours(slow, transform, warm)
         speeds: dict[str, list[float]] = {name: [] for name in (*subjects, "ours, cold Redis over slow disk")}
+        work: dict[str, list[float]] = {name: [] for name in speeds}
         for number in range(rounds + 1):
-            found = {name: images_per_s(loader, number) for name, loader in subjects.items()}
+            turns = list(subjects.items())[:: 1 if number % 2 else -1]
+            found = {name: epoch_of(loader, number) for name, loader in turns}
             with running_cache() as (cold, _):
                 loader = ours(slow, transform, cold)
-                found["ours, cold Redis over slow disk"] = images_per_s(loader, number)
+                found["ours, cold Redis over slow disk"] = epoch_of(loader, number)
                 del loader
-            for name, speed in found.items() if number else ():
+            for name, (speed, cpu_ms) in found.items() if number else ():
                 speeds[name].append(speed)
-    ratios = {
-        f"{name} / {other}": median(one / another for one, another in zip(speeds[name], speeds[other], strict=True))
-        for name, other in RATIOS
+                work[name].append(cpu_ms)
+    return {
+        "images_per_s": {name: median(each) for name, each in speeds.items()},
+        "cpu_ms_an_image": {name: median(each) for name, each in work.items()},
+        "ratios": {f"{name} / {other}": ratio(speeds, name, other) for name, other in RATIOS},
+        "cpu_ratios": {f"{name} / {other}": ratio(work, name, other) for name, other in RATIOS},
+        "all": {"images_per_s": speeds, "cpu_ms_an_image": work},
     }
-    return {"images_per_s": {name: median(each) for name, each in speeds.items()}, "ratios": ratios, "all": speeds}
 
 
-def images_per_s(loader: Iterable, epoch: int) -> float:
+def ratio(values: dict[str, list[float]], name: str, other: str) -> float:
+    return median(one / another for one, another in zip(values[name], values[other], strict=True))
+
+
+def epoch_of(loader: Iterable, epoch: int) -> tuple[float, float]:
+    """Images a second, and CPU milliseconds an image."""
     if hasattr(loader, "start_epoch"):
         loader.start_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-    start, count = time.perf_counter(), 0
+    start, cpu_start, count = time.perf_counter(), cpu_seconds(), 0
     for images, _ in loader:
         count += len(images)
-    return count / (time.perf_counter() - start)
+    return count / (time.perf_counter() - start), (cpu_seconds() - cpu_start) / count * 1e3
+
+
+def cpu_seconds() -> float:
+    """Of this process and the loader processes that it has at the moment; those of the other subjects stand still."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            _, parent, *fields = stat.read_text().rpartition(")")[2].split()
+            if int(parent) == os.getpid():
+                ticks += int(fields[9]) + int(fields[10])
+    return ticks / os.sysconf("SC_CLK_TCK") + time.process_time()
 
 
 def show(record: dict[str, Any]) -> None:
@@ -99,10 +122,12 @@ def show(record: dict[str, Any]) -> None:
         table = Table(title=f"{transform} transform, {WORKERS} workers on {record['cores']} cores")
         table.add_column("subject, or ratio of two")
         table.add_column("images/s", justify="right")
-        for name, speed in record[transform]["images_per_s"].items():
-            table.add_row(name, f"{speed:.1f}")
-        for name, ratio in record[transform]["ratios"].items():
-            table.add_row(name, f"x {ratio:.3f}")
+        table.add_column("CPU ms an image", justify="right")
+        found = record[transform]
+        for name, speed in found["images_per_s"].items():
+            table.add_row(name, f"{speed:.1f}", f"{found['cpu_ms_an_image'][name]:.2f}")
+        for name, each in found["ratios"].items():
+            table.add_row(name, f"x {each:.3f}", f"x {found['cpu_ratios'][name]:.3f}")
         Console(width=110).print(table)
     print(json.dumps({name: record[name] for name in ("cost_of_a_hit", "memory", "fill_curve")}, indent=1))
 

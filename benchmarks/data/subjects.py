@@ -17,7 +17,7 @@ from tinyexp.data.transforms import build_train_transform
 from tinyexp.process import Axis
 
 BATCH, WORKERS = 32, 2
-STAT_S, OPEN_S, BYTES_PER_S = 0.001, 0.015, 20e6  # of the throttled disk, for each loader process
+STAT_S, OPEN_S, BYTES_PER_S = 0.001, 0.030, 20e6  # of the throttled disk, for each loader process
 
 TRANSFORMS = {
     "recipe": {},  # DeiT's: random resized crop, flip, RandAugment, random erasing

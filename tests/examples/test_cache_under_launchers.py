@@ -109,11 +109,18 @@ def test_servers_and_folder_are_gone_however_the_command_ends(launcher, number, 
     pids = pids_of(folder)
     assert len(pids) == 6
     assert all(map(is_alive, pids))
-    time.sleep(2)
+    shards = json.loads((folder / "shards.json").read_text())
+    secrets = [shards["seal"], shards["servers"][0]["password"]]
+    started = time.monotonic()
+    while not (last := tmp_path / "output" / "vit_tp_exp" / "last.ckpt").exists():  # an epoch is over
+        assert time.monotonic() < started + 60
+        time.sleep(0.1)
+    arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     process.send_signal(number)
-    finish(process)
+    told = [*finish(process), last.read_bytes().decode(errors="replace"), b"".join(arguments).decode(errors="replace")]
     assert process.returncode
     assert_gone(pids, folder, within_s=30)
+    assert not any(secret in text for secret in secrets for text in told)
 
 
 def test_an_unreadable_file_ends_a_run_of_two_replicas_with_its_path(tmp_path, toy_set, case_images):  # A02
