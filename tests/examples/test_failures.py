@@ -267,6 +267,15 @@ def test_a_hang_ends_within_the_timeout_and_names_the_rank(begin, tmp_path):
     assert left_over(tmp_path / "run") == []
 
 
+def test_a_process_that_hangs_alone_ends_with_its_stack(begin, tmp_path):
+    command = begin("local", tmp_path, "ray_cfg.ray_num_worker=1", "accelerator_cfg.timeout_s=2", "fault=0:2:hang")
+    started = time.monotonic()
+    assert command.wait() == 1
+    assert time.monotonic() - started < 30
+    assert "Timeout (0:00:04)!" in command.said
+    assert "in hang" in command.said
+
+
 # --- files: case A11
 
 

@@ -188,14 +188,28 @@ class Begun:
     def __init__(self, root: Path, *arguments: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.output = root / f"output-{time.monotonic_ns()}.txt"
+        self.status: int | None = None  # of the driver, as a shell shows it; None while it runs
         self.pid = os.fork()
         if self.pid == 0:
             _drive(self.output, [f'output_root="{root}"', *arguments])
 
     def wait(self) -> int:
-        """The status of the driver, as a shell shows it."""
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return code if code >= 0 else 128 - code
+        """The status of the driver."""
+        if self.status is None:
+            self._take(os.waitpid(self.pid, 0)[1])
+        assert self.status is not None
+        return self.status
+
+    def has_ended(self) -> bool:
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._take(status)
+        return self.status is not None
+
+    def _take(self, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        self.status = code if code >= 0 else 128 - code
 
     @property
     def said(self) -> str:

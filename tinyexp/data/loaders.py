@@ -25,7 +25,7 @@ from tinyexp.data.transforms import (
     build_train_transform,
 )
 from tinyexp.errors import ConfigError
-from tinyexp.process import Axis, Environment, available_cores
+from tinyexp.process import Axis, Environment, available_cores, die_with_rank
 
 log = logging.getLogger("tinyexp")
 
@@ -208,6 +208,8 @@ class DataLoaderCfg:
                 self.num_workers, cores=available_cores(), ranks=Environment.read().local.size, warn=replica.rank == 0
             ),
             "pin_memory": self.pin_mem and device_type == "cuda",
+            # also when the rank is killed; torch's own workers take 5 s to notice
+            "worker_init_fn": functools.partial(die_with_rank, os.getpid()),
         }
 
 

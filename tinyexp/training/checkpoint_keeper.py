@@ -18,7 +18,7 @@ from tinyexp.training.checkpoint_file import num_bytes, remove_fragments, save_c
 from tinyexp.training.snapshot import OfficialLayout, assemble, take_snapshot
 from tinyexp.training.state import TrainState
 
-LOWEST_PRIORITY = 19  # of a thread, on Linux: it computes where nothing else wants to
+LOWEST_PRIORITY = 10  # of a thread, on Linux: it computes where nothing else wants to
 LEAVE_S = 30.0  # for the save under way, when an error ends the run
 
 log = logging.getLogger("tinyexp")
@@ -39,6 +39,7 @@ class CheckpointKeeper:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._failures = 0  # in a row
+        self.sent_bytes = 0  # by this rank for the last save, beside the training
         self._checkpoint: dict[str, Any] | None = None  # the last one, on the main rank
         self._saved: tuple[int, int, bool] | None = None  # the position of the last one
         if self._is_main and (fragments := remove_fragments(folder)):
@@ -67,6 +68,7 @@ class CheckpointKeeper:
             return
         self._saved, self._checkpoint = position, None
         snapshot = take_snapshot(state, args=args, facts=facts)
+        self.sent_bytes = 0 if self._is_main else snapshot.sent_bytes
         path, within_epoch = self._folder / self._cfg.last_ckpt_name, state.epoch_step > 0 and state.train_stats is None
         also = step_file(self._folder, state.step) if within_epoch and self._cfg.save_every_steps else None
         what = f"step {state.step} (epoch {state.epoch})"
@@ -88,6 +90,11 @@ class CheckpointKeeper:
         checkpoint["tinyexp"] |= {"max_accuracy": state.max_accuracy, "last_accuracy": state.last_accuracy}
         what = f"step {state.step} (epoch {state.epoch}), top-1 {state.max_accuracy:.2f} %,"
         self._start(lambda: self._write(checkpoint, self._folder / self._cfg.best_ckpt_name, what))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save of this rank is under way."""
+        return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
         """Until nothing is under way. Raises: CheckpointError after too many failures in a row."""

@@ -16,6 +16,7 @@ from tinyexp.accelerators.divergence import check_agreement
 from tinyexp.errors import DataError, NonFiniteLoss, PeerFailed
 from tinyexp.process import preserve_random_state
 from tinyexp.signals import StopRequest
+from tinyexp.training.deadline import within
 from tinyexp.training.loss import Criterion, Mixer
 from tinyexp.training.metrics import Metrics
 from tinyexp.training.state import TrainState
@@ -70,7 +71,8 @@ def train_one_epoch(
     # a new iterator draws one int64, which an epoch that is continued has drawn when it began
     with preserve_random_state() if done else contextlib.nullcontext():
         iterator = iter(batches)
-    for images, targets in metrics.progress(islice(iterator, num_batches - done), num_batches, header, done=done):
+    steps = islice(within(2 * accelerator.timeout_s, iterator), num_batches - done)
+    for images, targets in metrics.progress(steps, num_batches, header, done=done):
         images = images.to(accelerator.device, accelerator.dtype, non_blocking=True)
         targets = targets.to(accelerator.device, non_blocking=True)
         if mixer is not None:
@@ -146,7 +148,7 @@ def evaluate(
     model.eval()
     metrics = Metrics(accelerator)
     sums = torch.zeros(4, dtype=torch.float64)  # loss, correct among 1, correct among 5, images
-    for images, targets in metrics.progress(batches, len(batches), header):
+    for images, targets in metrics.progress(within(2 * accelerator.timeout_s, batches), len(batches), header):
         with accelerator.autocast():
             logits = model(images.to(accelerator.device, accelerator.dtype, non_blocking=True))[: len(targets)]
         if stop is not None and (signal_number := accelerator.largest([stop.number])[0]):
