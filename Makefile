@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test check golden link peers memory startup exits crosscheck-l2 clean
+.PHONY: demo test check golden link peers memory startup exits data crosscheck-l2 clean
 
 demo: .venv/.ready
 	$(PY) -m tinyexp.data.digits data/digits
@@ -35,6 +35,9 @@ memory: .venv/.ready
 
 startup: .venv/.ready
 	$(PY) benchmarks/startup/run.py
+
+data: .venv/.ready
+	$(PY) -m benchmarks.data.run --rounds 7
 
 exits: .venv/.ready
 	$(PY) -m benchmarks.exits.run

@@ -10,7 +10,7 @@ from tests.data_room.test_decoding import UNREADABLE
 from tests.helpers.equality import build_noisy
 from tinyexp.accelerators.cpu import CPUAccelerator
 from tinyexp.data.bad_images import LONGEST_ROW
-from tinyexp.data.loaders import PaddedBatches
+from tinyexp.data.batches import PaddedBatches
 from tinyexp.errors import DataError
 from tinyexp.process import Axis
 from tinyexp.training.epoch import evaluate

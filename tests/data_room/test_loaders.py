@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.data_room.configs import fake_cfg, toy_cfg
 from tinyexp.data import loaders
+from tinyexp.data.batches import ImageLoader, PaddedBatches, TrainLoader
 from tinyexp.data.image_folder import ImageFolder
-from tinyexp.data.loaders import DataLoaderCfg, ImageLoader, PaddedBatches, TrainLoader
+from tinyexp.data.loaders import DataLoaderCfg
 from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler, SampleKey
 from tinyexp.data.seeded import SeededImages
 from tinyexp.errors import ConfigError, DataError

@@ -1,5 +1,6 @@
 """The cache under every launcher, by the commands that a user types, and what is left of it afterwards."""
 
+import fcntl
 import json
 import os
 import re
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.data_room.test_decoding import UNREADABLE
+from tests.helpers.hosts import missing, two_hosts
 from tests.helpers.redis_servers import needs_redis
+from tests.launch.test_nodes import start_torchrun
 from tests.redis_cache.test_server import assert_gone, is_alive
 from tinyexp.redis_cache.guard import FOLDER_PREFIX
 
@@ -109,11 +112,18 @@ def test_servers_and_folder_are_gone_however_the_command_ends(launcher, number, 
     pids = pids_of(folder)
     assert len(pids) == 6
     assert all(map(is_alive, pids))
-    time.sleep(2)
+    shards = json.loads((folder / "shards.json").read_text())
+    secrets = [shards["seal"], shards["servers"][0]["password"]]
+    started = time.monotonic()
+    while not (last := tmp_path / "output" / "vit_tp_exp" / "last.ckpt").exists():  # an epoch is over
+        assert time.monotonic() < started + 60
+        time.sleep(0.1)
+    arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     process.send_signal(number)
-    finish(process)
+    told = [*finish(process), last.read_bytes().decode(errors="replace"), b"".join(arguments).decode(errors="replace")]
     assert process.returncode
     assert_gone(pids, folder, within_s=30)
+    assert not any(secret in text for secret in secrets for text in told)
 
 
 def test_an_unreadable_file_ends_a_run_of_two_replicas_with_its_path(tmp_path, toy_set, case_images):  # A02
@@ -127,3 +137,33 @@ def test_an_unreadable_file_ends_a_run_of_two_replicas_with_its_path(tmp_path, t
     assert re.search(rf"{tmp_path}/set/train/c1/({'|'.join(UNREADABLE)}): ", err)
     assert "Traceback" not in err
     assert_gone([], folder_of(out), within_s=5)
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(bool(missing()), reason=missing() or "hosts are possible")
+@pytest.mark.parametrize(("size", "said"), [(-1, "6 shards spread over 2 nodes"), (1, "6 shards on each node")])
+def test_over_two_nodes_there_is_one_cache_or_one_a_node(size, said, tmp_path, toy_set):
+    before = set(Path("/tmp").glob(f"{FOLDER_PREFIX}*"))
+    keys = [*TWO_RANKS, *CACHE, "launcher=mp", "epochs=2", f"redis_cfg.redis_rendezvous_world_size={size}"]
+    with two_hosts() as hosts:
+        command = [*RUN[1:], *TINY, f"dataloader_cfg.data_root={toy_set}", *keys]
+        ranks = start_torchrun(hosts, tmp_path, 1, *command)
+        (out, err), _ = (finish(rank) for rank in ranks)
+        assert [rank.returncode for rank in ranks] == [0, 0], err
+    assert said in out
+    cache = json.loads((tmp_path / "output" / "vit_tp_exp" / "summary.json").read_text())["cache"]
+    # another order in the second epoch: with a cache on each node, half of an epoch's images are new to it
+    assert cache["hits"] == 64 if size == -1 else 0 < cache["hits"] < 64
+    assert cache["hits"] + cache["misses"] == 128
+    assert cache["errors"] == 0
+    assert not {folder for folder in set(Path("/tmp").glob(f"{FOLDER_PREFIX}*")) - before if guard_is_gone(folder)}
+
+
+def guard_is_gone(folder: Path) -> bool:
+    """Whether nobody holds the lock of a folder of servers, which is there all the same."""
+    try:
+        with open(folder / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -22,6 +22,13 @@ def test_the_page_shows_what_the_command_line_changed():
     assert "nothing" in help_page(VitTpExp, []).splitlines()[-1]
 
 
+def test_a_password_in_a_url_is_not_shown():
+    _, overrides = compose(VitTpExp, ["redis_cfg.redis_url=redis://me:hunter2@127.0.0.1:6379", "mode=help"])
+    page = help_page(VitTpExp, overrides)
+    assert "hunter2" not in page
+    assert "redis_cfg.redis_url = 'redis://me:***@127.0.0.1:6379'" in page
+
+
 def test_the_page_ends_with_what_departs_from_the_recipe():
     page = help_page(VitTpExp, [], VitTpExp(epochs=7).departures())
     assert "Departures of this run from the official recipe:\n  epochs=7, official 300: " in page

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.golden.record import Checksum, total
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.ema import ShardEma
-from tinyexp.data.loaders import PaddedBatches
+from tinyexp.data.batches import PaddedBatches
 from tinyexp.examples import vit_tp_exp
 from tinyexp.examples.vit_tp_exp import LAYOUT, VitTpExp
 from tinyexp.process import preserve_random_state

@@ -17,7 +17,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from tinyexp.data.loaders import DataLoaderCfg, PaddedBatches
+from tinyexp.data.batches import PaddedBatches
+from tinyexp.data.loaders import DataLoaderCfg
 from tinyexp.examples import vit_tp_exp
 from tinyexp.examples.vit_tp_exp import VitTpExp
 from tinyexp.experiment.entry import run_command, store_and_run_exp

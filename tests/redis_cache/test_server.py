@@ -98,6 +98,15 @@ def test_more_memory_than_the_machine_has_free_is_lowered_to_half_of_that_and_an
     assert line.startswith("redis_cfg.redis_cache_max_memory=300 GB is lowered to 12.0 GB, half of the memory that is free here")
 
 
+def test_the_limit_of_a_container_or_of_a_job_counts_as_the_machines(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "CGROUPS", tmp_path)
+    machine = available_memory_bytes()
+    (tmp_path / "memory.current").write_text("1000000\n")
+    for limit, left in (("3000000", 2_000_000), ("max", machine), ("500000", 0)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert available_memory_bytes() == pytest.approx(left, rel=0.2)
+
+
 def test_a_port_that_is_taken_is_named_and_nothing_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "root_folder", lambda: str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as other:

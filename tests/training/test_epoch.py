@@ -9,8 +9,9 @@ from tests.helpers.equality import build_noisy
 from tests.helpers.ranks import build_accelerator, run_on_ranks
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.cpu import CPUAccelerator
+from tinyexp.data.batches import ImageLoader, PaddedBatches
 from tinyexp.data.fake import FakeImages
-from tinyexp.data.loaders import DataLoaderCfg, ImageLoader, PaddedBatches
+from tinyexp.data.loaders import DataLoaderCfg
 from tinyexp.data.samplers import ExactSampler
 from tinyexp.data.transforms import build_eval_transform
 from tinyexp.errors import NonFiniteLoss

@@ -9,7 +9,7 @@ from PIL import Image, UnidentifiedImageError
 from tinyexp.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # what image sets hold; every other decoder stays out of reach
-MAX_PIXELS = 62_500_000  # 250 MB decoded; ImageNet's largest have below 62 million
+MAX_PIXELS = 62_500_000  # 250 MB at four bytes each
 PILLOW_LIMIT = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # above it Pillow itself refuses
 
 

@@ -96,7 +96,7 @@ class ExactSampler(Sampler[int]):
 
     Where the replicas do not divide the images the first ones have one image more, and a replica may have none. Ranks
     that share collectives must still take equal steps: all of them run `num_batches` steps of `padded_batch_size`
-    images, of which their own come first (`loaders.PaddedBatches` does that).
+    images, of which their own come first (`batches.PaddedBatches` does that).
     """
 
     def __init__(self, length: int, replica: Axis) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tinyexp.accelerators.base import Accelerator
-from tinyexp.data.loaders import ImageLoader, PaddedBatches, TrainLoader
+from tinyexp.data.batches import ImageLoader, PaddedBatches, TrainLoader
 from tinyexp.errors import Stopped
 from tinyexp.examples.vit_experiment import LAYOUT, VitExperiment
 from tinyexp.experiment.entry import store_and_run_exp

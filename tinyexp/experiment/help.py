@@ -3,6 +3,7 @@
 import ast
 import inspect
 import io
+import re
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -25,11 +26,16 @@ def help_page(exp_class: type[TinyExp], overrides: Sequence[Override], departure
             assert isinstance(defaults, dict)
             lines += ["", *_section(field.name, hints[field.name], defaults[field.name])]
     lines += ["", "Set on this command line:"]
-    changed = [f"  {override.path} = {override.value!r}  (default {override.default!r})" for override in overrides]
+    changed = [f"  {override.path} = {masked(repr(override.value))}  (default {override.default!r})" for override in overrides]
     lines += changed or ["  nothing"]
     if departures:
         lines += ["", "Departures of this run from the official recipe:", *(f"  {line}" for line in departures)]
     return "\n".join(lines)
+
+
+def masked(text: str) -> str:
+    """The text with *** for the password of any URL in it."""
+    return re.sub(r"(://[^/@\s:]*:)[^@\s]*@", r"\1***@", text)
 
 
 def _section(name: str, section: Any, defaults: Any) -> Iterator[str]:

@@ -25,9 +25,7 @@ class RedisCfg:
     redis_cluster_ports: list[int] = field(default_factory=lambda: [7000, 7001, 7002, 7003, 7004, 7005])  # one shard a port
     redis_cache_max_memory: float = 160.0  # GB over all shards of a node; lowered to half of its free memory
     redis_rendezvous_world_size: int = LOCAL  # 1: a Redis on each node; -1: one over all nodes; > 1: outside servers
-    redis_url: str = (
-        ""  # an outside server: redis://, rediss:// (TLS) or unix://, without password: TINYEXP_REDIS_PASSWORD has it
-    )
+    redis_url: str = ""  # an outside server, redis://, rediss:// (TLS) or unix://; its password: TINYEXP_REDIS_PASSWORD
 
     @property
     def is_outside(self) -> bool:

@@ -1,5 +1,6 @@
 """redis-servers of our own: what they may do, how much they may hold, how they start and how they end."""
 
+import contextlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ LARGEST_ROOT_BYTES = 60  # a socket's path has 107 bytes
 ANSWER_S = 30.0
 GONE_S = 5.0
 GB = 10**9
+CGROUPS = Path("/sys/fs/cgroup")
 
 # Nothing of this reaches a disk or, with port 0, a network. noeviction: each epoch visits the images in a new order, and then
 # a full cache that keeps what it has serves its share of them, while one that throws out the least recently used serves less:
@@ -73,15 +75,16 @@ def find_server() -> Binary:
 
 
 def available_memory_bytes() -> int:
-    """Memory that processes of this machine, or of this container, can still take without swapping."""
+    """Memory that processes of this machine, of this container, or of this job of a scheduler, can take without swapping."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:  # no container, or cgroups of the first kind
-        return free
-    return free if limit == "max" else min(free, int(limit) - int(used))
+    free = [int(fields["MemAvailable"].split()[0]) * 1024]
+    own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "/")
+    for group in (Path(own), *Path(own).parents):  # a limit may be set at any level
+        folder = CGROUPS / str(group).lstrip("/")
+        with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
+            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            free.append(max(0, limit - used))
+    return min(free)
 
 
 def fitting_memory_gb(asked_gb: float) -> tuple[float, str]:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tinyexp.accelerators.base import Accelerator
-from tinyexp.data.loaders import ImageLoader
+from tinyexp.data.batches import ImageLoader
 from tinyexp.redis_cache.counters import Counts
 from tinyexp.redis_cache.service import Service
 
