@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -39,18 +40,19 @@ def main() -> None:
     with toy_data() as data, tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         reference = Reference(data, folder / "reference")
+        campaign = (
+            partial(truncations, reference.folder, folder / "cut"),
+            partial(bit_flips, reference.folder, folder / "flipped", chance, trials=300),
+            partial(failing_operations, folder / "operations"),
+            partial(full_disks, reference, folder / "full"),
+            partial(terminations, reference, folder / "terminated", chance, trials=10),
+            partial(kills_of_a_rank, reference, folder / "rank", chance, trials=10),
+            partial(kills_of_the_run, reference, folder / "killed", chance, trials=arguments.kills),
+        )
         rows = []
-        for row in (
-            truncations(reference.folder, folder / "cut"),
-            bit_flips(reference.folder, folder / "flipped", chance, trials=300),
-            failing_operations(folder / "operations"),
-            full_disks(reference, folder / "full"),
-            terminations(reference, folder / "terminated", chance, trials=10),
-            kills_of_a_rank(reference, folder / "rank", chance, trials=10),
-            kills_of_the_run(reference, folder / "killed", chance, trials=arguments.kills),
-        ):
-            rows.append(row)
-            print(row, flush=True)
+        for fault in campaign:
+            rows.append(fault())
+            print(rows[-1], flush=True)
     RESULTS.parent.mkdir(exist_ok=True)
     found = {
         "command": "python -m benchmarks.faults.run",

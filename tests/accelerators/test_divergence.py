@@ -60,5 +60,5 @@ def test_a_digest_changes_with_a_bit_and_with_the_order(dtype):
     bits = flipped.view(torch.uint8)
     bits[3] ^= 1
     swapped[[0, 1]] = swapped[[1, 0]]
-    assert len({int(digest(each)) for each in (tensor, flipped, swapped)}) == 3
+    assert len({digest(each) for each in (tensor, flipped, swapped)}) == 3
     assert digest(tensor) == digest(tensor.clone())

@@ -69,6 +69,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(run_of, resumed, mes
     assert [line["step"] for line in trace(folder)] == list(range(12))
     assert trace(folder) == trace(expected)
     assert rows(folder) == rows(expected)
+    ours, theirs = (read_checkpoint(path / "last.ckpt")["tinyexp"] for path in (folder, expected))
+    assert (ours["max_accuracy"], ours["step"], ours["epoch"]) == (theirs["max_accuracy"], theirs["step"], theirs["epoch"])
     found, wanted = tensors(folder), tensors(expected)
     assert found.keys() == wanted.keys()
     assert [name for name, value in wanted.items() if not torch.equal(found[name], value)] == []

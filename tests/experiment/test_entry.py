@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -142,14 +143,16 @@ def torchrun(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.ray
-def test_ray_local_and_torchrun_give_the_same_losses_in_exactly_four_steps(tmp_path):
+def test_ray_local_and_torchrun_give_the_same_losses_in_exactly_four_steps(tmp_path, toy_set):  # case A14
     folder = tmp_path / "a folder"
-    folder.mkdir()
+    shutil.copytree(toy_set, folder / "data")
     one_thread = {"OMP_NUM_THREADS": "1"}
+    images = ["dataloader_cfg.fake_data=false", "dataloader_cfg.data_root=./data", "module_cfg.num_classes=4"]
+    settings = [*TINY, *images, "dataloader_cfg.input_size=48", "module_cfg.img_size=48"]
     runs = {
-        "ray": command(*TINY, "launcher=ray", "output_root=./ray", folder=folder, environment=one_thread),
-        "local": command(*TINY, "launcher=local", "output_root=./local", folder=folder, environment=one_thread),
-        "torchrun": torchrun(*TINY, "output_root=./torchrun", folder=folder),
+        "ray": command(*settings, "launcher=ray", "output_root=./ray", folder=folder, environment=one_thread),
+        "local": command(*settings, "launcher=local", "output_root=./local", folder=folder, environment=one_thread),
+        "torchrun": torchrun(*settings, "output_root=./torchrun", folder=folder),
     }
     rows = {}
     for name, done in runs.items():
@@ -160,6 +163,7 @@ def test_ray_local_and_torchrun_give_the_same_losses_in_exactly_four_steps(tmp_p
         steps = [line for line in done.stdout.splitlines() if line.startswith("Epoch: [0]") and "eta" in line]
         assert steps[-1].startswith("Epoch: [0]  [3/4]")
     assert rows["ray"] == rows["local"] == rows["torchrun"]
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "local", "ray", "torchrun"]
     assert "WARNING: ray_cfg asks for" in runs["ray"].stderr or len(os.sched_getaffinity(0)) >= 4
 
 

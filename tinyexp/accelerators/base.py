@@ -181,17 +181,16 @@ class Accelerator(ABC):
         """For small things between CPUs. None: on the CPU the group of all ranks serves."""
         return self.open_host_group() if self.device.type == "cuda" else None
 
-    def gradients_are_finite(self) -> bool:
-        """Whether this rank's averaged gradients are. With fp16 the scaler judges them itself, and skips."""
-        if self.scaler.is_enabled():
-            return True
-        gradients = [each.grad for each in self.parameters.by_name.values() if each.grad is not None]
-        return bool(torch.stack(torch._foreach_norm(gradients, torch.inf)).isfinite().all())
+    def nonfinite_gradients(self) -> list[str]:
+        """The parameters whose averaged gradient on this rank has no finite norm: a NaN, an infinity, or too large to square.
 
-    def nonfinite_gradient(self) -> str:
-        """The name of this rank's first gradient that is not finite."""
-        by_name = self.parameters.by_name
-        return next((name for name, each in by_name.items() if each.grad is not None and not each.grad.isfinite().all()), "")
+        With fp16 there are none: the scaler judges overflows itself, and skips the step.
+        """
+        if self.scaler.is_enabled():
+            return []
+        gradients = {name: each.grad for name, each in self.parameters.by_name.items() if each.grad is not None}
+        finite = torch.stack(torch._foreach_norm(list(gradients.values()), 2)).isfinite().tolist()
+        return [name for name, is_finite in zip(gradients, finite, strict=True) if not is_finite]
 
     def whole_weights(self) -> dict[str, Tensor]:
         """A copy of the model's whole state on the CPU of every rank. Every rank must call it."""

@@ -113,15 +113,16 @@ def train_step(
     loss_value = loss.item()
     accelerator.backward(loss)
     world = accelerator.world
-    nonfinite = [not math.isfinite(loss_value), not accelerator.gradients_are_finite()]
-    marks = [(world.size - world.rank) * found for found in nonfinite]  # the largest is that of the first rank
+    broken = accelerator.nonfinite_gradients()
+    found = [not math.isfinite(loss_value), bool(broken)]
+    marks = [(world.size - world.rank) * each for each in found]  # the largest is that of the first rank
     *marks, state.signal_number = accelerator.largest([*marks, signal_number])
     if any(marks):
         first_rank = world.size - (marks[0] or marks[1])
         where = f"at step {state.step} (epoch {state.epoch}), lr {state.lr:g}"
         if first_rank != world.rank:
             raise PeerFailed(f"rank {first_rank} found a value that is not finite {where}")
-        what = f"the loss is {loss_value}" if marks[0] else f"the gradient of {accelerator.nonfinite_gradient()} is not finite"
+        what = f"the loss is {loss_value}" if marks[0] else f"the gradient of {broken[0]} is not finite"
         raise NonFiniteLoss(
             f"rank {world.rank}: {what} {where}; no weight was changed by it and no checkpoint holds it; lower optimizer_cfg.lr "
             "or set optimizer_cfg.clip_grad, and continue with resume_from=auto"
