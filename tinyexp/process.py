@@ -170,7 +170,7 @@ def seed_cpu_generators(seed: int) -> None:
     import torch
 
     torch.default_generator.manual_seed(seed)
-    numpy.random.seed((seed & 0xFFFFFFFF, seed >> 32))
+    numpy.random.seed((seed ^ seed >> 32) & 0xFFFFFFFF)  # 64 bits would be an array, which takes 0.1 ms more
     random.seed(seed)
 
 

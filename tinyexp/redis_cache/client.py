@@ -49,10 +49,11 @@ class RedisByteCache:
         """The bytes put under each key, or None where there are none (any more), with one request a server."""
         found: list[bytes | None] = [None] * len(keys)
         damaged = 0
-        for shard, places in self._dealt(enumerate(keys)).items():
-            names = [name for _, name in places]
-            stored = self._ask(shard, lambda client, names=names: client.mget(names)) or []
-            for (place, name), value in zip(places, stored, strict=False):
+        dealt = self._dealt(enumerate(keys))
+        # all servers are asked before the first answer is read, so that they work at the same time
+        asked = {shard: self._send(shard, [name for _, name in places]) for shard, places in dealt.items()}
+        for shard, places in dealt.items():
+            for (place, name), value in zip(places, self._receive(shard, asked[shard]), strict=False):
                 if isinstance(value, bytes):
                     found[place] = opened(self.shards.seal, name, value)
                     damaged += found[place] is None
@@ -100,28 +101,57 @@ class RedisByteCache:
         if others:
             self._say_once("error", f"the Redis cache's {self._server(shard)} answered a write with: {others[0]}")
 
+    def _send(self, shard: int, names: Sequence[bytes]) -> Any:
+        """The connection on which the values will come; None if the server is to be left alone, or could not be asked."""
+        if not self._answering.allows(shard):
+            return None
+        since = self._answering.now()
+        try:
+            pool = self._client(shard).connection_pool
+            connection = pool.get_connection()
+            try:
+                connection.send_command("MGET", *names)
+            except BaseException:
+                pool.release(connection)
+                raise
+            return connection
+        except failures() as error:
+            self._note_failure(shard, error, since)
+            return None
+
+    def _receive(self, shard: int, connection: Any) -> list[Any]:
+        if connection is None:
+            return []
+        since = self._answering.now()
+        try:
+            answer = connection.read_response()
+        except failures() as error:
+            self._note_failure(shard, error, since)
+            return []
+        finally:
+            self._client(shard).connection_pool.release(connection)
+        self._answering.succeeded(shard)
+        return answer if isinstance(answer, list) else []  # what is no Redis may answer anything
+
     def _ask(self, shard: int, request: "Callable[[Redis], list[Any]]") -> list[Any] | None:
         """The answer to a request; None if it failed, or if the server is to be left alone at the moment."""
-        from redis.exceptions import RedisError
-
         if not self._answering.allows(shard):
             return None
         since = self._answering.now()
         try:
             answer = request(self._client(shard))
-        except (RedisError, OSError, ValueError) as error:  # ValueError: what is no Redis may send anything
-            self.counters.add(errors=1)
-            self._client(shard).connection_pool.disconnect()
-            if self._answering.failed(shard, since=since):
-                reason = str(error) or type(error).__name__
-                self._say_once(
-                    "error", f"the Redis cache's {self._server(shard)} failed: {reason}; files are read from disk instead"
-                )
+        except failures() as error:
+            self._note_failure(shard, error, since)
             return None
-        if not isinstance(answer, list):  # what is no Redis may answer anything
-            answer = []
         self._answering.succeeded(shard)
         return answer
+
+    def _note_failure(self, shard: int, error: Exception, since: float) -> None:
+        self.counters.add(errors=1)
+        self._client(shard).connection_pool.disconnect()
+        if self._answering.failed(shard, since=since):
+            reason = str(error) or type(error).__name__
+            self._say_once("error", f"the Redis cache's {self._server(shard)} failed: {reason}; files are read from disk instead")
 
     def _client(self, shard: int) -> "Redis":
         if self._process != os.getpid():  # the clients are those of the process that this one was forked from
@@ -144,6 +174,13 @@ class RedisByteCache:
     def _say_once(self, kind: str, message: str) -> None:
         if self.counters.is_first(kind):
             logger.warning("%s; said once, the counts tell the rest", message)
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What a request may raise. ValueError: what is no Redis may send anything."""
+    from redis.exceptions import RedisError
+
+    return RedisError, OSError, ValueError
 
 
 def _parts(pairs: Sequence[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
