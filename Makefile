@@ -42,6 +42,15 @@ data: .venv/.ready
 exits: .venv/.ready
 	$(PY) -m benchmarks.exits.run
 
+faults: .venv/.ready
+	$(PY) -m benchmarks.faults.run
+
+saving: .venv/.ready
+	$(PY) -m benchmarks.saving.run
+
+guards: .venv/.ready
+	$(PY) -m benchmarks.guards.run
+
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv

@@ -1,5 +1,6 @@
 """Saves a run beside its training: one checkpoint at a time, gathered and written by a thread of low priority."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -18,7 +19,6 @@ from tinyexp.training.checkpoint_file import num_bytes, remove_fragments, save_c
 from tinyexp.training.snapshot import OfficialLayout, assemble, take_snapshot
 from tinyexp.training.state import TrainState
 
-LOWEST_PRIORITY = 10  # of a thread, on Linux: it computes where nothing else wants to
 LEAVE_S = 30.0  # for the save under way, when an error ends the run
 
 log = logging.getLogger("tinyexp")
@@ -51,6 +51,7 @@ class CheckpointKeeper:
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if error_type is not None:
             if self._thread is not None:
+                _schedule(self._thread.native_id or 0, when_idle=False)
                 self._thread.join(LEAVE_S)
             return
         self.wait()
@@ -99,6 +100,7 @@ class CheckpointKeeper:
     def wait(self) -> None:
         """Until nothing is under way. Raises: CheckpointError after too many failures in a row."""
         if self._thread is not None:
+            _schedule(self._thread.native_id or 0, when_idle=False)  # from here on something waits for it
             self._thread.join()
             self._thread = None
         if self._failures > self._cfg.allow_save_failures:
@@ -109,8 +111,7 @@ class CheckpointKeeper:
         self._thread.start()
 
     def _run(self, work: Callable[[], None]) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        _schedule(threading.get_native_id(), when_idle=True)
         try:
             work()
             self._failures, self._error = 0, None
@@ -131,6 +132,13 @@ class CheckpointKeeper:
     def _prune(self) -> None:
         for path in step_files(self._folder)[: -self._cfg.keep_step_ckpts]:
             path.unlink(missing_ok=True)
+
+
+def _schedule(thread: int, *, when_idle: bool) -> None:
+    """Let a thread compute only where nothing else wants to, or as any other. Linux alone tells threads apart."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # the thread has ended, or a sandbox forbids it
+            os.sched_setscheduler(thread, os.SCHED_IDLE if when_idle else os.SCHED_OTHER, os.sched_param(0))
 
 
 def _nonfinite(checkpoint: Mapping[str, Any]) -> str:
