@@ -5,7 +5,7 @@ import datetime
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from tinyexp.parallel.mesh import Mesh
 from tinyexp.parallel.report import Traffic
 from tinyexp.process import Axis
 
+T = TypeVar("T")
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -151,22 +152,12 @@ class Accelerator(ABC):
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self._host_group)
         return agreed.tolist()
 
-    def from_all(self, values: Sequence[int]) -> list[list[int]]:
-        """The values of every rank, in rank order, exchanged between the hosts' CPUs. Every rank must call it."""
-        own = torch.tensor(values, dtype=torch.int64)
-        if self.world.size == 1:
-            return [own.tolist()]
-        found = [torch.empty_like(own) for _ in range(self.world.size)]
-        dist.all_gather(found, own, group=self._host_group)
-        return [each.tolist() for each in found]
-
-    def from_main(self, value: Any) -> Any:
-        """What the main rank passes here, on every rank. Plain values only. Every rank must call it."""
-        if self.world.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._host_group)
-        return box[0]
+    def exchange(self, value: T) -> list[T]:
+        """The values that the ranks give, in rank order, exchanged between the hosts' CPUs. Every rank must call it."""
+        values = [value] * self.world.size
+        if self.world.size > 1:
+            dist.all_gather_object(values, value, group=self._host_group)
+        return values
 
     def open_host_group(self) -> ProcessGroup | None:
         """A group of all ranks over gloo, for a thread that talks beside the training. Every rank must call it."""
@@ -199,13 +190,6 @@ class Accelerator(ABC):
     def whole_like_weights(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole CPU copies of local tensors that are cut as the parameters of their names are. Every rank must call it."""
         return {name: self.parameters.gather(name, part).to("cpu", copy=True) for name, part in parts.items()}
-
-    def exchange(self, text: str) -> list[str]:
-        """The texts that the ranks give, in rank order, exchanged between the hosts' CPUs. Every rank must call it."""
-        texts = [text] * self.world.size
-        if self.world.size > 1:
-            dist.all_gather_object(texts, text, group=self._host_group)
-        return texts
 
     def barrier(self) -> None:
         if self.world.size > 1:

@@ -21,7 +21,7 @@ def check_agreement(accelerator: Accelerator, *, step: int, batch: Sequence[Tens
     parameters, tp = accelerator.parameters, accelerator.mesh.tp.size
     names = [*parameters.by_name, *(f"tensor {index} of the batch" for index in range(len(batch)))]
     tensors = [*parameters.by_name.values(), *batch]
-    found = accelerator.from_all([digest(tensor) for tensor in tensors])
+    found = accelerator.exchange([digest(tensor) for tensor in tensors])
     for index, name in enumerate(names):
         if name in parameters.cuts:
             kind, groups = "the same shard", [range(part, len(found), tp) for part in range(tp)]

@@ -201,9 +201,9 @@ class VitExperiment(TinyExp):
             found = newest_good(self.run_folder, self.checkpoint_cfg)
             if found is None and source == AUTO:
                 print(f"resume_from=auto: {self.run_folder} holds no checkpoint, the run starts anew", flush=True)
-        source = accelerator.from_main(str(found) if found else "" if source == AUTO else source)
+        source = accelerator.exchange(str(found) if found else "" if source == AUTO else source)[0]
         continues = bool(source) and Path(source).expanduser().absolute().parent == self.run_folder.absolute()
-        if accelerator.is_main and self.mode == "train" and not continues:
+        if accelerator.is_main and self.mode == "train" and not continues and not again:
             names = [*self.checkpoint_cfg.patterns(), "log.txt", "summary.json", "curves.png"]
             if aside := set_earlier_run_aside(self.run_folder, names):
                 print(f"what an earlier run has left in {self.run_folder} lies in {aside} now", flush=True)
