@@ -18,7 +18,7 @@ import torch
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.data.batches import ImageLoader, PaddedBatches, TrainLoader
-from tinyexp.errors import Stopped
+from tinyexp.errors import Diverged, NonFiniteLoss, PeerFailed, Stopped
 from tinyexp.examples.vit_experiment import LAYOUT, VitExperiment
 from tinyexp.experiment.entry import store_and_run_exp
 from tinyexp.models.vit.attention import Attention
@@ -95,6 +95,10 @@ class VitTpExp(VitExperiment):
                 keeper.wait()
                 accelerator.barrier()
                 raise self._stopped(request.signal_number, state) from None
+            except (NonFiniteLoss, PeerFailed, Diverged):  # on all ranks at once, so that a save under way can be finished
+                keeper.wait()
+                accelerator.barrier()
+                raise
         seconds = summary["train_seconds"]
         images = (state.step - first_step) * self._global_batch(accelerator)
         summary |= {"images_per_s": images / seconds if seconds else None, "wall_seconds": time.monotonic() - start}
