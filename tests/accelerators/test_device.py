@@ -36,6 +36,6 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers(monkeypatch, taken):
     with pytest.raises(MachineError) as caught:
         take_device(SECOND, asked="cuda")
     assert str(caught.value) == (
-        "accelerator_cfg.device=cuda: 2 ranks on this node ask for a CUDA device each, 1 available; "
-        "use fewer processes or accelerator_cfg.device=cpu"
+        "device=cuda: 2 ranks on this node ask for a CUDA device each, 1 available; "
+        "use fewer processes, or ray_cfg.ray_num_gpus_per_worker=0.0 for the CPU"
     )

@@ -80,7 +80,7 @@ def test_ranks_that_never_come_are_named_after_the_timeout():
     port = free_port()
     begin = time.monotonic()
     assert message_of(Environment(Axis(0, 4), Axis(0, 4), LOOPBACK, port)) == (
-        f"ranks 1, 2, 3 of 4 did not come to MASTER_ADDR:MASTER_PORT=127.0.0.1:{port} within 1 s (accelerator_cfg.timeout_s); "
+        f"ranks 1, 2, 3 of 4 did not come to MASTER_ADDR:MASTER_PORT=127.0.0.1:{port} within timeout_s=1; "
         "start one process for each RANK below WORLD_SIZE, all with the same address and port"
     )
     assert time.monotonic() - begin < 20
@@ -108,5 +108,5 @@ def test_a_torch_without_the_backend_is_named_with_those_it_has(monkeypatch):
     message = message_of(Environment(Axis(0, 2), Axis(0, 2), LOOPBACK, 29500), device="cuda")
     assert message == (
         f"this torch ({torch.__version__}) has no nccl, by which ranks on cuda exchange tensors; it has gloo. "
-        "Install a CUDA build of torch, or set accelerator_cfg.device=cpu"
+        "Install a CUDA build of torch, or set ray_cfg.ray_num_gpus_per_worker=0.0"
     )

@@ -18,8 +18,8 @@ def take_device(environment: Environment, *, asked: str) -> torch.device:
     index = 0 if environment.owns_devices else environment.local.rank
     if index >= num_devices:
         raise MachineError(
-            f"accelerator_cfg.device={asked}: {environment.local.size} ranks on this node ask for a CUDA device each, "
-            f"{num_devices} available; use fewer processes or accelerator_cfg.device=cpu"
+            f"device={asked}: {environment.local.size} ranks on this node ask for a CUDA device each, "
+            f"{num_devices} available; use fewer processes, or ray_cfg.ray_num_gpus_per_worker=0.0 for the CPU"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)

@@ -65,7 +65,9 @@ def _backend(device: torch.device) -> str:
     backend = "nccl" if device.type == "cuda" else "gloo"
     if not dist.is_backend_available(backend):
         there = ", ".join(name for name in ("gloo", "nccl", "mpi", "xccl") if dist.is_backend_available(name)) or "none"
-        advice = "a CUDA build of torch, or set accelerator_cfg.device=cpu" if backend == "nccl" else "another build of torch"
+        advice = (
+            "a CUDA build of torch, or set ray_cfg.ray_num_gpus_per_worker=0.0" if backend == "nccl" else "another build of torch"
+        )
         raise MachineError(
             f"this torch ({torch.__version__}) has no {backend}, by which ranks on {device.type} exchange tensors; "
             f"it has {there}. Install {advice}"
@@ -130,6 +132,6 @@ def _contradiction(store: PrefixStore, world: Axis) -> str:
 def _of_absence(absent: Sequence[str], environment: Environment, timeout_s: float) -> str:
     return (
         f"rank{'s' if len(absent) > 1 else ''} {', '.join(absent)} of {environment.world.size} did not come to MASTER_ADDR:"
-        f"MASTER_PORT={environment.master_addr}:{environment.master_port} within {timeout_s:g} s (accelerator_cfg.timeout_s); "
+        f"MASTER_PORT={environment.master_addr}:{environment.master_port} within timeout_s={timeout_s:g}; "
         "start one process for each RANK below WORLD_SIZE, all with the same address and port"
     )

@@ -91,29 +91,31 @@ class MlpTpExp(TinyExp):
         torch.manual_seed(self.seed)
         whole = SimpleMLP(self.hidden_size).to(device)
         model = parallelize_module(copy.deepcopy(whole), mesh, dict(build_plan()))
+        lines = [f"{mesh.size()} ranks, {device.type}; rank 0 holds"]
+        for name, weight in sharded(model).items():
+            shapes = f"{tuple(weight.to_local().shape)} of {tuple(weight.shape)}"
+            lines.append(f"  {name:10}  {weight.placements[0]!r:12}  {shapes}")
         inputs, targets = torch.randn(2, self.batch_size, self.hidden_size).to(device)
-        lines = [f"{mesh.size()} ranks, {device.type}; rank 0 holds", *(_held(*each) for each in model.named_parameters())]
         optimizers = [torch.optim.SGD(each.parameters(), lr=self.lr) for each in (model, whole)]
         for step in range(self.steps):
             with TrafficCounter() as counter:
-                loss = _step(model, optimizers[0], inputs, targets)
+                loss = train_step(model, optimizers[0], inputs, targets)
+            want = train_step(whole, optimizers[1], inputs, targets)
             sent = ", ".join(f"{line.calls} {line.kind} ({line.sent_bytes:,} bytes sent)" for line in counter.traffic)
-            lines.append(f"step {step}: loss {loss:.6f}, one process {_step(whole, optimizers[1], inputs, targets):.6f}; {sent}")
-        pairs = list(zip(model.parameters(), whole.parameters(), strict=True))
-        gathered, scattered = max(gather_difference(*pair) for pair in pairs), max(scatter_difference(*pair) for pair in pairs)
-        if max(gathered, scattered) > ROUNDING:
-            raise NotEqual(f"the weights are {max(gathered, scattered):.0e} from those of one process, allowed is {ROUNDING:g}")
-        return [
-            *lines,
-            f"gather: the shards as whole weights are those of one process within {gathered:.0e}",
-            f"scatter: the weights of one process as shards are the model's within {scattered:.0e}",
-        ]
+            lines.append(f"step {step}: loss {loss:.6f}, one process {want:.6f}; {sent}")
+        return lines + compare(model, whole)
 
     def report(self, result: list[str]) -> None:
         print("\n".join(result), flush=True)
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> float:
+def sharded(model: nn.Module) -> dict[str, DTensor]:
+    """The parameters by name; with a style for every layer each of them knows how it lies on the mesh."""
+    return {name: weight for name, weight in model.named_parameters() if isinstance(weight, DTensor)}
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> float:
+    """The loss before the step."""
     loss = F.mse_loss(model(inputs), targets)
     loss.backward()
     optimizer.step()
@@ -121,22 +123,20 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, ta
     return loss.item()
 
 
-def _held(name: str, weight: Tensor) -> str:
-    assert isinstance(weight, DTensor)
-    return f"  {name:10}  {weight.placements[0]!r:12}  {tuple(weight.to_local().shape)} of {tuple(weight.shape)}"
-
-
-def gather_difference(weight: Tensor, want: Tensor) -> float:
-    """How far the shards of all ranks, made one whole tensor, are from it. Every rank must call it."""
-    assert isinstance(weight, DTensor)
-    return (weight.full_tensor() - want).abs().max().item()
-
-
-def scatter_difference(weight: Tensor, want: Tensor) -> float:
-    """How far this rank's shard is from its part of rank 0's whole tensor. Every rank must call it."""
-    assert isinstance(weight, DTensor)
-    part = distribute_tensor(want.detach(), weight.device_mesh, weight.placements)
-    return (weight.to_local() - part.to_local()).abs().max().item()
+def compare(model: nn.Module, whole: nn.Module) -> list[str]:
+    """How far the sharded weights are from whole ones, seen from both sides. Every rank must call it. Raises: NotEqual."""
+    gathered = scattered = 0.0
+    for name, weight in sharded(model).items():
+        want = whole.get_parameter(name).detach()
+        part = distribute_tensor(want, weight.device_mesh, weight.placements)
+        gathered = max(gathered, (weight.full_tensor() - want).abs().max().item())
+        scattered = max(scattered, (weight.to_local() - part.to_local()).abs().max().item())
+    if max(gathered, scattered) > ROUNDING:
+        raise NotEqual(f"the weights are {max(gathered, scattered):.0e} from those of one process, allowed is {ROUNDING:g}")
+    return [
+        f"gather: the shards as whole weights are those of one process within {gathered:.0e}",
+        f"scatter: the weights of one process as shards are the model's within {scattered:.0e}",
+    ]
 
 
 if __name__ == "__main__":
