@@ -1,6 +1,8 @@
 """Trouble on the way into the process group, each ended by one message: real processes where two are needed."""
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
@@ -9,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore
 
 from tinyexp.accelerators.process_group import open_process_group
 from tinyexp.errors import MachineError
-from tinyexp.launch.rendezvous import LOOPBACK, listen
+from tinyexp.launch.rendezvous import LOOPBACK, listen, serve_store
 from tinyexp.process import Axis, Environment
 
 JOIN = """
@@ -110,3 +113,29 @@ def test_a_torch_without_the_backend_is_named_with_those_it_has(monkeypatch):
         f"this torch ({torch.__version__}) has no nccl, by which ranks on cuda exchange tensors; it has gloo. "
         "Install a CUDA build of torch, or set ray_cfg.ray_num_gpus_per_worker=0.0"
     )
+
+
+def test_the_page_quotes_these_messages(monkeypatch):
+    listener = listen(LOOPBACK)
+    port = listener.getsockname()[1]
+    serve = Environment(Axis(0, 2), Axis(0, 2), LOOPBACK, port)
+    messages = [message_of(serve)]
+    store = serve_store(listener)
+    hosted = dataclasses.replace(serve, world=Axis(1, 3), store_is_hosted=True)
+    PrefixStore("attempt0", store).set("roll/size", "2")
+    messages.append(message_of(hosted))
+    PrefixStore("attempt1", store).set("roll/1", "process 4711 on alpha")
+    messages.append(message_of(dataclasses.replace(hosted, attempt=1)))
+    messages.append(message_of(dataclasses.replace(serve, master_port=free_port())))
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: name == "gloo")
+    messages.append(message_of(serve, device="cuda"))
+    page = (Path(__file__).parents[2] / "docs" / "tensor_parallel.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| .+ \| `(.+)` \|$", page.partition("| the message begins |")[2].partition("\n\n")[0], re.MULTILINE)
+    assert len(quoted) == len(messages)
+    for quote in quoted:
+        assert any(plain(message).startswith(plain(quote)) for message in messages), (quote, messages)
+
+
+def plain(message: str) -> str:
+    """The text without numbers, and without names of hosts."""
+    return re.sub(r" on \S+(?= and|;|$)", " on HOST", re.sub(r"[\d.]+(\+\w+)?", "N", message))
