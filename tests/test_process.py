@@ -41,6 +41,7 @@ def test_an_environment_is_rebuilt_from_its_variables():
         ({"WORLD_SIZE": ""}, ["WORLD_SIZE is not set"]),
         ({"RANK": ""}, ["RANK is not set"]),
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, ["LOCAL_RANK=1 is not below LOCAL_WORLD_SIZE=1"]),
+        ({"MASTER_PORT": "70000"}, ["MASTER_PORT=70000 is no port; 1 to 65535 are"]),
         ({"MASTER_ADDR": "", "MASTER_PORT": "x"}, ["MASTER_ADDR is not set", "MASTER_PORT is 'x'"]),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from tinyexp.errors import MachineError
 
+LARGEST_PORT = 65535
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -68,6 +69,8 @@ class Environment:
         local_rank = number("LOCAL_RANK", rank)
         local_size = number("LOCAL_WORLD_SIZE", max(size, local_rank + 1))
         port = number("MASTER_PORT") if size > 1 else number("MASTER_PORT", 0)
+        if port > LARGEST_PORT:
+            problems.append(f"MASTER_PORT={port} is no port; 1 to {LARGEST_PORT} are")
         if size > 1 and not variables.get("MASTER_ADDR"):
             problems.append("MASTER_ADDR is not set; the address of rank 0 is needed, 127.0.0.1 on one machine")
         if not problems and local_rank >= local_size:

@@ -2,6 +2,7 @@ import dataclasses
 import re
 
 from tinyexp.examples.digits_demo import DigitsDemo
+from tinyexp.examples.mlp_tp_exp import MlpTpExp
 from tinyexp.examples.vit_tp_exp import VitTpExp
 from tinyexp.experiment.help import comments, help_page
 from tinyexp.experiment.overrides import compose, key_types
@@ -42,7 +43,7 @@ def test_the_demo_shows_its_own_defaults_and_the_inherited_meanings():
 
 
 def test_every_field_of_every_configuration_has_a_trailing_comment():
-    for section in (VitTpExp, *(field.type for field in dataclasses.fields(VitTpExp))):
+    for section in (VitTpExp, MlpTpExp, *(field.type for field in dataclasses.fields(VitTpExp))):
         if dataclasses.is_dataclass(section):
             assert isinstance(section, type)
             told = comments(section)

@@ -1,12 +1,13 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from tinyexp.models.vit.build import build_vit
 from tinyexp.models.vit.plan import branches, build_tp_parallelize_plan
 from tinyexp.models.vit.presets import PRESETS, ViTShape
-from tinyexp.parallel.check import plan_problems
+from tinyexp.parallel.check import device_problems, plan_problems
 from tinyexp.parallel.plan import matches
 from tinyexp.parallel.styles import ColwiseShard, ParallelBranches, RowwiseShard
 
@@ -64,3 +65,54 @@ def test_a_star_stands_for_one_level_only():
     assert list(matches(model, "blocks.*.attn")) == ["blocks.0.attn", "blocks.1.attn"]
     assert list(matches(model, "blocks.*")) == ["blocks.0", "blocks.1"]
     assert matches(model, "*.attn") == {}
+
+
+def pair(hidden_size: int) -> nn.Module:
+    model = nn.Sequential()
+    model.fc1, model.fc2 = nn.Linear(8, hidden_size), nn.Linear(hidden_size, 8)
+    return model
+
+
+def test_a_plan_of_torchs_own_styles_that_fits_has_no_problem():
+    assert plan_problems(pair(12), {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}, 4) == []
+    alone = {"fc1": ColwiseParallel(output_layouts=Replicate())}
+    assert plan_problems(pair(12), alone, 2) == []
+    assert plan_problems(pair(12), {"fc2": RowwiseParallel(input_layouts=Replicate())}, 2) == []
+
+
+def test_sizes_that_torchs_styles_cannot_cut_are_named_with_those_that_fit():
+    assert plan_problems(pair(9), {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}, 2) == [
+        "fc1: 9 output features are not equal parts on 2 ranks; use 3, 9 ranks, or 10 features",
+        "fc2: 9 input features are not equal parts on 2 ranks; use 3, 9 ranks, or 10 features",
+    ]
+
+
+def test_a_style_of_torch_without_its_partner_is_named():
+    assert plan_problems(pair(8), {"fc1": ColwiseParallel()}, 2) == [
+        "fc1: a ColwiseParallel without a RowwiseParallel beside it; its output would stay cut. "
+        "Add the partner, or ColwiseParallel(output_layouts=Replicate())"
+    ]
+    assert plan_problems(pair(8), {"fc2": RowwiseParallel()}, 2) == [
+        "fc2: a RowwiseParallel without a ColwiseParallel beside it; its input would not be cut. "
+        "Add the partner, or RowwiseParallel(input_layouts=Replicate())"
+    ]
+
+
+def test_a_misspelt_path_is_named_with_the_nearest():
+    problems = plan_problems(pair(8), {"fc_1": ColwiseParallel(), "fc2": RowwiseParallel()}, 2)
+    assert problems == ["plan path fc_1 matches no module; nearest: fc1"]
+
+
+def test_what_torchs_styles_cannot_shard_is_named():
+    plan: dict[str, ParallelStyle] = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    assert plan_problems(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), plan, 2) == [
+        "0: a LayerNorm cannot be sharded; nn.Linear and nn.Embedding can"
+    ]
+
+
+def test_a_model_that_was_not_moved_to_the_device_of_the_mesh_is_named():
+    assert device_problems(pair(8), "cuda") == [
+        'fc1.weight and 3 more on cpu, the mesh is of cuda devices; call model.to("cuda") before sharding'
+    ]
+    assert device_problems(pair(8), "cpu") == []
+    assert device_problems(pair(8).to("meta"), "cuda") == []

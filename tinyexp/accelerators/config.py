@@ -11,6 +11,7 @@ from torch import nn
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.cpu import CPUAccelerator
 from tinyexp.accelerators.ddp import DDPAccelerator
+from tinyexp.accelerators.device import take_device
 from tinyexp.accelerators.process_group import open_process_group, pretended_process_group
 from tinyexp.accelerators.tensor_parallel import TPAccelerator
 from tinyexp.errors import ConfigError, MachineError
@@ -118,9 +119,7 @@ class AcceleratorCfg:
     def build(self, environment: Environment, build_plan: PlanBuilder) -> Accelerator:
         """Join the process group and build this rank's accelerator. Every rank must call it."""
         self._check_nodes(environment)
-        device = self._device(environment)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        device = take_device(environment, asked="cpu" if self.accelerator == "cpu" else self.device)
         open_process_group(environment, device, self.timeout_s)
         accelerator = self._build(environment.world, device, device.type, build_plan)
         accelerator.timeout_s = self.timeout_s
@@ -162,16 +161,3 @@ class AcceleratorCfg:
                 f"node {host_name()} has {ranks_here} of the {world.size} ranks. Use accelerator_cfg.tp_size={fitting}, "
                 "other numbers of ranks, or accelerator_cfg.tp_across_nodes=true where their network is fast enough"
             )
-
-    def _device(self, environment: Environment) -> torch.device:
-        """One CUDA device a rank, never shared; the CPU where there is none or where it is asked for."""
-        num_devices = torch.cuda.device_count()
-        if self.device == "cpu" or self.accelerator == "cpu" or (self.device == "auto" and num_devices == 0):
-            return torch.device("cpu")
-        index = 0 if environment.owns_devices else environment.local.rank
-        if index >= num_devices:
-            raise MachineError(
-                f"accelerator_cfg.device={self.device}: {environment.local.size} ranks on this node ask for a CUDA device each, "
-                f"{num_devices} available; use fewer processes or accelerator_cfg.device=cpu"
-            )
-        return torch.device("cuda", index)

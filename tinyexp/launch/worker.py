@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tinyexp.errors import PeerFailed, TinyExpError, WorkerFailed
+from tinyexp.launch.advice import advice
 
 THIS_FOLDER = os.path.dirname(__file__)
 
@@ -56,7 +57,7 @@ class Failure:
         """The record of an exception."""
         return cls(
             type_name=type(error).__name__,
-            message="\n".join([_message(error), *getattr(error, "__notes__", [])]),
+            message="\n".join(filter(None, [_message(error), *getattr(error, "__notes__", []), advice(error)])),
             traceback="" if isinstance(error, SELF_EXPLAINING) else "".join(traceback.format_exception(error)),
             exit_status=_exit_status(error),
             is_peer_loss=is_peer_loss(error),

@@ -8,7 +8,7 @@ from torch.distributed import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from tinyexp.errors import ConfigError
-from tinyexp.parallel.check import plan_problems
+from tinyexp.parallel.check import device_problems, plan_problems
 from tinyexp.parallel.cut import Cut
 from tinyexp.parallel.plan import Plan, pattern_of
 from tinyexp.parallel.styles import ShardedLinear
@@ -20,7 +20,7 @@ def shard(model: nn.Module, tp_mesh: DeviceMesh, plan: Plan) -> nn.Module:
     Every rank of the mesh must call it and hold the same weights.
     Raises: ConfigError that lists every way in which the plan does not fit.
     """
-    problems = plan_problems(model, plan, tp_mesh.size())
+    problems = [*plan_problems(model, plan, tp_mesh.size()), *device_problems(model, tp_mesh.device_type)]
     if problems:
         raise ConfigError("the plan does not fit the model:\n  " + "\n  ".join(problems))
     return parallelize_module(model, tp_mesh, dict(plan))
