@@ -145,7 +145,7 @@ def test_a_signal_to_one_rank_stops_all_of_them(begin, tmp_path):
     assert steps(tmp_path / "run") == steps(tmp_path / "run", 1) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+@pytest.mark.parametrize("launcher", ["local", "torchrun", pytest.param("ray", marks=pytest.mark.ray)])
 def test_a_second_signal_leaves_at_once_and_tears_no_file(begin, tmp_path, launcher):
     folder = tmp_path / "run"
     assert begin("local", tmp_path, *FAST, "max_train_steps=4").wait() == 0
