@@ -1,3 +1,5 @@
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -70,6 +72,29 @@ def test_the_end_of_the_block_waits_for_the_save_even_after_an_error(tmp_path, s
         save(keeper, state, 1)
         _ = 1 / 0
     assert names(tmp_path) == ["last.ckpt"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells threads apart")
+def test_a_save_computes_where_nothing_else_wants_to_until_something_waits_for_it(tmp_path, state, monkeypatch):
+    may_end, seen = threading.Event(), []
+
+    def note_scheduling(*_arguments, **_options):
+        time.sleep(0.2)
+        seen.append(os.sched_getscheduler(threading.get_native_id()))
+        assert may_end.wait(10)
+        time.sleep(0.2)
+        seen.append(os.sched_getscheduler(threading.get_native_id()))
+
+    monkeypatch.setattr(checkpoint_keeper, "save_checkpoint", note_scheduling)
+    with keeper_in(tmp_path, state) as keeper:
+        save(keeper, state, 1)
+        while not seen:
+            time.sleep(0.01)
+        may_end.set()
+        keeper.wait()
+        save(keeper, state, 2)
+        keeper.wait()  # at once, as after a signal
+    assert seen == [os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_OTHER]
 
 
 def test_two_saves_are_never_under_way_at_once(tmp_path, state, monkeypatch):

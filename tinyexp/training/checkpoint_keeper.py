@@ -50,9 +50,7 @@ class CheckpointKeeper:
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if error_type is not None:
-            if self._thread is not None:
-                _schedule(self._thread.native_id or 0, when_idle=False)
-                self._thread.join(LEAVE_S)
+            self._join(LEAVE_S)
             return
         self.wait()
         if self._failures:
@@ -99,19 +97,22 @@ class CheckpointKeeper:
 
     def wait(self) -> None:
         """Until nothing is under way. Raises: CheckpointError after too many failures in a row."""
-        if self._thread is not None:
-            _schedule(self._thread.native_id or 0, when_idle=False)  # from here on something waits for it
-            self._thread.join()
-            self._thread = None
+        self._join()
         if self._failures > self._cfg.allow_save_failures:
             raise CheckpointError(f"{self._failures} saves in a row have failed, the last one so: {self._error}")
 
     def _start(self, work: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
         self._thread.start()
+        _schedule(self._thread, when_idle=True)  # here and not in the thread, so that it comes before `_join`
+
+    def _join(self, timeout_s: float | None = None) -> None:
+        """Wait for the save under way, which from here on computes as everything else does."""
+        if self._thread is not None:
+            _schedule(self._thread, when_idle=False)
+            self._thread.join(timeout_s)
 
     def _run(self, work: Callable[[], None]) -> None:
-        _schedule(threading.get_native_id(), when_idle=True)
         try:
             work()
             self._failures, self._error = 0, None
@@ -134,11 +135,11 @@ class CheckpointKeeper:
             path.unlink(missing_ok=True)
 
 
-def _schedule(thread: int, *, when_idle: bool) -> None:
+def _schedule(thread: threading.Thread, *, when_idle: bool) -> None:
     """Let a thread compute only where nothing else wants to, or as any other. Linux alone tells threads apart."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and thread.is_alive() and thread.native_id:
         with contextlib.suppress(OSError):  # the thread has ended, or a sandbox forbids it
-            os.sched_setscheduler(thread, os.SCHED_IDLE if when_idle else os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setscheduler(thread.native_id, os.SCHED_IDLE if when_idle else os.SCHED_OTHER, os.sched_param(0))
 
 
 def _nonfinite(checkpoint: Mapping[str, Any]) -> str:
