@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test check golden link peers memory startup exits data crosscheck-l2 clean
+.PHONY: demo test check docs golden link peers memory startup exits faults saving guards data crosscheck-l2 clean
 
 demo: .venv/.ready
 	$(PY) -m tinyexp.data.digits data/digits
@@ -16,6 +16,9 @@ check: .venv/.ready
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m pyright
+
+docs: .venv/.ready
+	$(PY) -m mkdocs build --strict
 
 golden: .venv/.ready
 	$(PY) -m pytest tests/golden --golden-all
@@ -58,4 +61,4 @@ guards: .venv/.ready
 	touch .venv/.ready
 
 clean:
-	rm -rf output data .pytest_cache .ruff_cache
+	rm -rf output data site .pytest_cache .ruff_cache

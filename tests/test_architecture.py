@@ -12,20 +12,29 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tinyexp"
 
 STOREYS = {
-    "examples": 7,
+    "__main__": 9,
+    "doctor": 9,
+    "examples": 8,
+    "report": 7,
     "experiment": 6,
     "launch": 5,
     "bench": 5,
     "training": 4,
     "accelerators": 3,
     "models": 2,
+    "redis_cache": 2,
     "parallel": 1,
     "data": 1,
-    "redis_cache": 1,
     "observability": 1,
+    "wrapped": 1,
     "process": 0,
     "signals": 0,
     "errors": 0,
+    "masking": 0,
+    "limits": 0,
+    "streams": 0,
+    "keys": 0,
+    "sessions": 0,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -91,8 +100,9 @@ def test_checkpoints_are_only_ever_read_as_data():
             assert "pickle.load" not in text, path
 
 
-def test_importing_the_package_loads_neither_torch_nor_ray_nor_redis():
-    code = "import sys, tinyexp; print([name for name in ('torch', 'ray', 'redis', 'numpy') if name in sys.modules])"
+@pytest.mark.parametrize("module", ["tinyexp", "tinyexp.__main__", "tinyexp.doctor.command"])
+def test_the_front_door_loads_neither_torch_nor_ray_nor_redis(module):
+    code = f"import sys, {module}; print([name for name in ('torch', 'ray', 'redis', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -3,7 +3,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import numpy
 import pytest
@@ -132,24 +131,3 @@ def test_a_process_whose_parent_has_gone_already_leaves_at_once():
     code = "from tinyexp.process import die_with_parent; die_with_parent(1); print('still here')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-
-
-LOADER = """
-import functools, os, time
-from torch.utils.data import DataLoader
-from tinyexp.process import die_with_rank
-batches = iter(DataLoader(range(1000), num_workers=2, worker_init_fn=functools.partial(die_with_rank, os.getpid())))
-next(batches)
-print(flush=True)
-time.sleep(60)
-"""
-
-
-def test_loader_workers_are_killed_with_their_rank():
-    with subprocess.Popen([sys.executable, "-c", LOADER], stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        assert process.stdout.readline() == b"\n"
-        process.kill()
-        begin = time.monotonic()
-        assert process.stdout.read() == b""  # the pipe ends with the workers, its last writers
-        assert time.monotonic() - begin < 2  # torch's own watch over the parent asks every 5 s

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,7 @@ def test_a_later_signal_counts_again(monkeypatch):
 
 STUBBORN = """
 import time
+from pathlib import Path
 from tinyexp.signals import StopRequest
 with StopRequest(second_leaves=True) as stop:
     print("ready", flush=True)
@@ -65,3 +67,33 @@ def test_the_second_signal_ends_a_rank_at_once(number, status):
         assert process.poll() is None
         process.send_signal(number)
         assert process.wait(timeout=10) == status
+
+
+def run_python(folder, *arguments):
+    path = os.pathsep.join([str(folder), str(Path(__file__).parents[1])])
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+
+def test_ctrl_c_while_a_command_imports_what_it_needs_ends_it_with_a_word(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt\n")
+    done = run_python(tmp_path, "-m", "tinyexp.data.digits", "x")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_another_error_of_a_command_keeps_its_traceback(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise ValueError('a mistake of ours')\n")
+    done = run_python(tmp_path, "-m", "tinyexp.data.digits", "x")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") and done.stderr.endswith("ValueError: a mistake of ours\n")
+
+
+def test_who_imports_the_package_keeps_what_python_does_on_ctrl_c(tmp_path):
+    code = "import sys, tinyexp\nassert sys.excepthook is sys.__excepthook__\n"
+    (tmp_path / "other.py").write_text(code)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(code)
+    (tmp_path / "package" / "__main__.py").touch()
+    for arguments in (["-c", code, "-m", "tinyexp"], ["-m", "other", "tinyexp"], ["-m", "package"], [str(tmp_path / "other.py")]):
+        done = run_python(tmp_path, *arguments)
+        assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ class ConfigError(TinyExpError, ValueError):
 
 
 class DataError(TinyExpError):
-    """A folder or file of the data set that is missing or cannot be read."""
+    """A folder or file of the data set that is missing or cannot be read. What a run can know before it starts is ConfigError."""
 
     exit_status = 3
 
@@ -29,6 +29,12 @@ class MachineError(TinyExpError):
     """The machine lacks something the run asked for: devices, a port, a package, a permission."""
 
     exit_status = 5
+
+
+class LoaderWorkerDied(MachineError):
+    """A process that loads images for a rank was killed. As after the death of a rank, the same run may succeed again."""
+
+    exit_status = 7
 
 
 class NonFiniteLoss(TinyExpError):

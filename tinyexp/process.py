@@ -148,15 +148,6 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         os._exit(1)
 
 
-def die_with_rank(rank_pid: int, worker: int) -> None:
-    """`die_with_parent` as the `worker_init_fn` of a DataLoader: `functools.partial(die_with_rank, os.getpid())`.
-
-    Left alone, the workers of a killed rank notice after up to 5 s (torch 2.14.1). The thread that starts the iterator must
-    live as long as its workers.
-    """
-    die_with_parent(rank_pid)
-
-
 def seed_everything(seed: int) -> None:
     """Seed torch, numpy and Python's `random` of this process. timm's augmentation and mixup draw from all three."""
     import numpy

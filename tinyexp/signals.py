@@ -1,13 +1,41 @@
-"""SIGTERM and SIGINT as a request that is met at the next good moment, in the command that starts a run and in its ranks."""
+"""SIGTERM and SIGINT as a request that is met at the next good moment, in the command that starts a run and in its ranks.
+
+Importing this file loads nothing heavy.
+"""
 
 import os
 import signal
+import sys
 import threading
 import time
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 REPEAT_S = 0.5  # torchrun passes on a Ctrl-C that the terminal has sent to the ranks as well
+
+
+def leave_when_interrupted() -> None:
+    """From now on Ctrl-C ends this process with a word and status 130, where it ended it with a traceback.
+
+    For a command, whose imports take seconds. What handles KeyboardInterrupt itself goes on doing so.
+    """
+    if sys.excepthook is _leave_if_interrupted:
+        return
+    _other_hooks.append(sys.excepthook)
+    sys.excepthook = _leave_if_interrupted
+
+
+_other_hooks: list[Any] = []  # the one that was there before
+
+
+def _leave_if_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        _other_hooks[-1](kind, error, trace)
+        return
+    print("interrupted", file=sys.stderr, flush=True)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    os._exit(128 + signal.SIGINT)  # a hook has no other way to choose the status; no run is left that would need a cleanup
 
 
 class StopRequest:

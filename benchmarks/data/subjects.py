@@ -25,8 +25,8 @@ TRANSFORMS = {
 }
 
 
-def write_set(root: Path, count: int) -> int:
-    """Photographs' size and weight without a photograph: 500 x 375 JPEGs of coloured noise. Returns their mean bytes."""
+def write_set(root: Path, count: int, size: tuple[int, int] = (500, 375)) -> int:
+    """Photographs' size and weight without a photograph: JPEGs of coloured noise, made at 500 x 375. Returns their mean bytes."""
     random = np.random.RandomState(0)
     for index in range(count):
         coarse = Image.fromarray(random.randint(0, 256, (60, 80, 3), np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
@@ -34,6 +34,8 @@ def write_set(root: Path, count: int) -> int:
         folder = root / "train" / f"c{index % 4}"
         folder.mkdir(parents=True, exist_ok=True)
         picture = Image.fromarray((np.asarray(coarse) + noise).clip(0, 255).astype(np.uint8))
+        if size != picture.size:
+            picture = picture.resize(size, Image.Resampling.BICUBIC)
         picture.save(folder / f"{index:05}.JPEG", quality=88)
     return sum(path.stat().st_size for path in root.glob("train/*/*")) // count
 

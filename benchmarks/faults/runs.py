@@ -64,17 +64,22 @@ def comparable(checkpoint: dict) -> dict:
 
 
 def kills_of_the_run(reference: Reference, root: Path, chance: random.Random, *, trials: int) -> Row:
-    """kill -9 of the command at a random moment of a run that saves after every step."""
-    row = Row("kill -9 of the run while it saves", note="two ranks, a save after every step, at random moments")
+    """kill -9 of the command at a random moment after its first saves, of a run that saves after every step."""
+    note = "two ranks, a save after every step, 0 to 0.3 s after the first to third of them"
+    row = Row("kill -9 of the run while it saves", note=note)
     folder = root / "run"
-    for _ in range(trials):
+    while row.trials < trials:
         command = Begun(root, *reference.settings, *SAVE_ALL, "resume_from=auto")
-        time.sleep(chance.uniform(0.5, 2.5))
-        os.kill(command.pid, signal.SIGKILL)
-        command.wait()
-        row.trials += 1
+        saves = chance.randrange(1, 4)
+        while len(saved_steps(command)) < saves and not command.has_ended():
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.3))
+        if not command.has_ended():
+            os.kill(command.pid, signal.SIGKILL)
+            command.wait()
+            row.trials += 1
         row.left_over += bool(left_processes(folder))
-        announced = max([0, *(int(step) for step in re.findall(r"^saved step (\d+)", command.said, re.MULTILINE))])
+        announced = max([0, *saved_steps(command)])
         _check_newest(row, reference, folder, announced)
         if announced >= STEPS:
             shutil.rmtree(folder, ignore_errors=True)
@@ -83,6 +88,11 @@ def kills_of_the_run(reference: Reference, root: Path, chance: random.Random, *,
     row.left_over += bool(list(folder.glob("*.part")))
     row.wrong += not (folder / "trace-0.jsonl").exists()
     return row
+
+
+def saved_steps(command: Begun) -> list[int]:
+    """The steps that a run has announced as saved so far."""
+    return [int(step) for step in re.findall(r"^saved step (\d+)", command.said, re.MULTILINE)]
 
 
 def kills_of_a_rank(reference: Reference, root: Path, chance: random.Random, *, trials: int) -> Row:

@@ -57,3 +57,13 @@ def test_a_cpu_tensor_is_reduced_through_the_device_and_comes_back():
     accelerator = AcceleratorCfg(accelerator="ddp").build(Environment(), build_tp_parallelize_plan)
     assert accelerator.device.type == "cuda"
     assert accelerator.reduce(torch.ones(1)).device.type == "cpu"
+
+
+def gathered(settings: dict[str, object]) -> list[list[float]]:
+    accelerator = build_accelerator(**settings)
+    return accelerator.gather_numbers([accelerator.world.rank + 0.1, 2.0**53 - 1])
+
+
+def test_numbers_of_all_ranks_arrive_in_their_order_as_they_are():
+    for rows in run_on_ranks(gathered, 2, SETTINGS[0]):
+        assert rows == [[0.1, 2.0**53 - 1], [1.1, 2.0**53 - 1]]

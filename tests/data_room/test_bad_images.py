@@ -9,6 +9,7 @@ from tests.data_room.configs import toy_cfg
 from tests.data_room.test_decoding import UNREADABLE
 from tests.helpers.equality import build_noisy
 from tinyexp.accelerators.cpu import CPUAccelerator
+from tinyexp.data import bad_images
 from tinyexp.data.bad_images import LONGEST_ROW
 from tinyexp.data.batches import PaddedBatches
 from tinyexp.errors import DataError
@@ -98,6 +99,21 @@ def test_an_evaluation_leaves_unreadable_files_out_in_equal_steps(spoiled, size,
     assert sorted(names) == bad_files(spoiled, "val")
 
 
+def test_reasons_are_told_of_a_shard_that_was_changed_and_within_a_time(toy_set, packed, tmp_path, monkeypatch):
+    shutil.copytree(packed / "val", tmp_path / "val")
+    loader = toy_cfg(tmp_path, data_format="shards", on_bad_image="skip").build_val(Axis(), num_classes=4, device_type="cpu")
+    bad = loader.bad_images
+    assert bad
+    bad.flags[[0, 10]] = 1
+    (tmp_path / "val" / "val-000000.tar").write_bytes(b"another shard")
+    first, last = bad.reasons().values()
+    assert "the shard was changed while the run reads it" in first
+    assert last == "it could not be read when it was needed, and can be read now"
+    bad.flags[9] = 1
+    monkeypatch.setattr(bad_images, "LONGEST_REREADING", 0)
+    assert list(bad.reasons().values()) == [first, last, "it could not be read, and was not read again for want of time"]
+
+
 def test_many_unreadable_files_in_a_row_stop_the_run(tmp_path):
     folder = tmp_path / "train" / "c0"
     folder.mkdir(parents=True)
@@ -116,9 +132,9 @@ def test_an_image_that_the_transform_refuses_is_no_unreadable_file(toy_set):
 
 
 def test_other_policies_and_limits_are_refused(toy_set):
-    [first, second] = toy_cfg(toy_set, on_bad_image="ignore", max_pixels=10**9).problems(mixup_active=False, num_classes=4)
-    assert first == "dataloader_cfg.on_bad_image=ignore is unknown; use one of stop, skip"
-    assert "dataloader_cfg.max_pixels=1000000000 is above" in second
+    [limit, policy] = toy_cfg(toy_set, on_bad_image="ignore", max_pixels=10**9).problems(mixup_active=False, num_classes=4)
+    assert policy == "dataloader_cfg.on_bad_image=ignore is unknown; use one of stop, skip"
+    assert limit.startswith("dataloader_cfg.max_pixels=1000000000: a number from 1 to 178,956,970 is needed")
 
 
 def test_a_validation_set_of_which_nothing_can_be_read_says_so(tmp_path):

@@ -127,4 +127,4 @@ def test_mutated_files_decode_or_are_refused_and_nothing_else():
                 assert decode_rgb(bytes(bad), path="a").mode == "RGB"
             except DataError as error:
                 assert str(error).startswith("a: ")
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < 10

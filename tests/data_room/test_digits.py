@@ -75,6 +75,16 @@ def test_a_folder_with_something_else_is_refused_and_kept(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["digits", "mine.txt"]
 
 
+def test_a_place_that_cannot_be_written_ends_the_command_with_one_message(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["digits", str(tmp_path / "file" / "digits")])
+    with pytest.raises(SystemExit) as left:
+        digits.main()
+    printed = capsys.readouterr()
+    assert (left.value.code, printed.out) == (3, "")
+    assert printed.err.startswith("error: the digits cannot be written to ") and printed.err.count("\n") == 1
+
+
 def test_two_writers_at_once_agree(tmp_path):
     command = [sys.executable, "-m", digits.__name__, str(tmp_path / "digits")]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from tests.data_room.configs import fake_cfg, toy_cfg
 from tinyexp.data import loaders
 from tinyexp.data.batches import ImageLoader, PaddedBatches, TrainLoader
-from tinyexp.data.image_folder import ImageFolder
+from tinyexp.data.images import Images
 from tinyexp.data.loaders import DataLoaderCfg
 from tinyexp.data.samplers import ExactSampler, RepeatedAugSampler, SampleKey
 from tinyexp.data.seeded import SeededImages
@@ -30,10 +30,10 @@ def val_loader(cfg: DataLoaderCfg, replica: Axis = Axis(), num_classes: int = 4)
 def file_names(loader: DataLoader) -> list[list[str]]:
     """The files of each batch, in reading order."""
     images = loader.dataset.images if isinstance(loader.dataset, SeededImages) else loader.dataset
-    assert isinstance(images, ImageFolder)
+    assert isinstance(images, Images)
     assert loader.batch_sampler
     indices = [[key.index if isinstance(key, SampleKey) else key for key in batch] for batch in loader.batch_sampler]
-    return [[images.samples[index][0] for index in batch] for batch in indices]
+    return [[images.files.name(index) for index in batch] for batch in indices]
 
 
 def test_the_home_folder_is_expanded(tmp_path, monkeypatch, toy_set):
@@ -49,7 +49,7 @@ def test_the_home_folder_is_expanded(tmp_path, monkeypatch, toy_set):
 
 def test_a_set_below_256_images_still_has_its_steps_with_repeated_augmentation(toy_set):  # A03 (a)
     loader = train_loader(toy_cfg(toy_set))
-    assert isinstance(loader.sampler.indices, RepeatedAugSampler)
+    assert isinstance(loader.order.indices, RepeatedAugSampler)
     assert len(loader) == len(file_names(loader)) == 8
 
 
@@ -159,6 +159,18 @@ def test_more_workers_than_cores_are_lowered_with_one_warning(caplog, monkeypatc
     assert message == "dataloader_cfg.num_workers=10 is lowered to 1: 1 CPU cores"
 
 
+def test_workers_are_forked_whatever_the_default_of_the_process_is():
+    default = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        for build in (train_loader, val_loader):
+            loader = build(fake_cfg(num_workers=1))
+            assert loader.multiprocessing_context
+            assert loader.multiprocessing_context.get_start_method() == "fork"
+    finally:
+        multiprocessing.set_start_method(default, force=True)
+
+
 def test_memory_is_pinned_for_a_gpu_only():
     cfg = fake_cfg()
     pinned = [cfg.build_val(Axis(), num_classes=10, device_type=kind).pin_memory for kind in ("cpu", "cuda")]
@@ -215,7 +227,7 @@ def test_one_image_over_two_replicas_is_scored_once(toy_set):  # A16
 def test_the_padding_follows_the_images_of_the_replica(toy_set):
     cfg = toy_cfg(toy_set, val_batch_size_per_device=5)
     loader = val_loader(cfg, Axis(1, 2))
-    assert isinstance(loader.sampler, ExactSampler)
+    assert isinstance(loader.order, ExactSampler)
     [(own, targets)] = list(loader)
     (images, valid), (empty, no_targets) = PaddedBatches(loader)
     assert torch.equal(images, own)

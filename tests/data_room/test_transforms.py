@@ -58,11 +58,11 @@ def generator_probe() -> tuple[float, float, float]:
     return random.random(), np.random.random_sample(), torch.rand(()).item()
 
 
-def test_ten_thousand_images_pass_the_recipe_and_equal_plain_timm_wherever_that_does_not_raise():
+def test_five_thousand_images_pass_the_recipe_and_equal_plain_timm_wherever_that_does_not_raise():
     ours, plain = build_train_transform(DataLoaderCfg(input_size=40)), official_augmentation(40)
     pictures = [noise_image(44, 40, seed=seed) for seed in range(16)]
     zero_bits = 0
-    for seed in range(10_000):
+    for seed in range(5000):
         picture = pictures[seed % len(pictures)]
         image, drawn = augmented(ours, picture, seed=seed)
         try:
@@ -73,7 +73,7 @@ def test_ten_thousand_images_pass_the_recipe_and_equal_plain_timm_wherever_that_
             continue
         assert torch.equal(image, plain_image), seed
         assert drawn == plain_drawn, seed
-    assert zero_bits > 3  # or the mended case was never met
+    assert zero_bits > 0  # or the mended case was never met
 
 
 def test_posterize_with_zero_bits_gives_a_black_image_and_leaves_timm_as_it_is():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ import pytest
 from tests.data_room.test_decoding import UNREADABLE
 from tests.helpers.hosts import missing, two_hosts
 from tests.helpers.redis_servers import needs_redis
+from tests.launch.conftest import is_alive
 from tests.launch.test_nodes import start_torchrun
-from tests.redis_cache.test_server import assert_gone, is_alive
+from tests.redis_cache.test_server import assert_gone
 from tinyexp.redis_cache.guard import FOLDER_PREFIX
 
 pytestmark = [pytest.mark.redis, needs_redis]
@@ -118,7 +120,10 @@ def test_servers_and_folder_are_gone_however_the_command_ends(launcher, number, 
     while not (last := tmp_path / "output" / "vit_tp_exp" / "last.ckpt").exists():  # an epoch is over
         assert time.monotonic() < started + 60
         time.sleep(0.1)
-    arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    arguments = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended just now
+            arguments.append(path.read_bytes())
     process.send_signal(number)
     told = [*finish(process), last.read_bytes().decode(errors="replace"), b"".join(arguments).decode(errors="replace")]
     assert process.returncode

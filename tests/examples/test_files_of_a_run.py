@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,11 +163,27 @@ def test_a_server_that_fails_in_mid_epoch_changes_no_loss_and_costs_little(
 def test_servers_that_are_killed_under_loader_workers_change_no_loss(toy_set, tmp_path, without_cache, monkeypatch):
     with own_servers(2) as servers:
         monkeypatch.setenv(FOLDER, str(servers.folder))
-        killer = threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in servers.pids])
-        killer.start()
+        puts, put_many = multiprocessing.Value("i", 0), RedisByteCache.put_many
+
+        def put_and_kill_after_the_third_batch(cache, values):
+            put_many(cache, values)
+            with puts.get_lock():
+                puts.value += 1
+                if puts.value == 3:
+                    for pid in servers.pids:
+                        os.kill(pid, signal.SIGKILL)
+
+        monkeypatch.setattr(RedisByteCache, "put_many", put_and_kill_after_the_third_batch)
         run = Run(toy_set, tmp_path, OWN, num_workers=2)
-        killer.join()
     assert run.losses == without_cache.losses
+    assert run.summary["cache"]["errors"] >= 1
+
+
+def test_a_cache_of_images_that_are_no_files_is_refused():
+    experiment = VitTpExp(dataloader_cfg=DataLoaderCfg(fake_data=True), redis_cfg=OWN)
+    assert len([line for line in experiment.problems() if "dataloader_cfg.fake_data=true there is no file" in line]) == 1
+    experiment.redis_cfg = OFF
+    assert not any("redis_cfg" in line for line in experiment.problems())
 
 
 def two_epochs_on_a_rank(root: Path, output: Path, redis_cfg: RedisCfg) -> tuple[list, dict] | None:

@@ -2,16 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from timm.layers.drop import DropPath
 from torch import Tensor
 
+from tests.conftest import write_toy_split
 from tests.helpers.ranks import build_accelerator, run_on_ranks
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.cpu import CPUAccelerator
+from tinyexp.data.batches import PaddedBatches
+from tinyexp.data.decoding import decode_rgb
 from tinyexp.data.loaders import DataLoaderCfg
+from tinyexp.data.sharing import Share
 from tinyexp.examples.vit_tp_exp import VitTpExp
 from tinyexp.models.vit.build import ModuleCfg
 from tinyexp.training.epoch import train_step
@@ -115,7 +120,7 @@ def epoch_of_names(settings: dict[str, object], toy_set: Path) -> tuple[list[str
     state = experiment.build_state(accelerator)
     loader = experiment.dataloader_cfg.build_train(accelerator.replica, num_classes=4, seed=0, device_type="cpu")
     loader.start_epoch(0)
-    names = [loader.dataset.images.samples[key.index][0] for key in loader.sampler]  # pyright: ignore[reportAttributeAccessIssue]
+    names = [loader.dataset.images.files.name(key.index) for key in loader.sampler]  # pyright: ignore[reportAttributeAccessIssue]
     return names, len(loader), state.lr, 8 * accelerator.replica.size
 
 
@@ -137,3 +142,65 @@ def test_sharded_tp_2_and_ddp_2_read_the_same_disjoint_halves(toy_set):  # A08
     assert len(set(first) | set(second)) == 64
     assert (steps, global_batch) == (4, 16)
     assert lr == 1.5625e-05
+
+
+@dataclass
+class Read:
+    train: list[tuple[Tensor, Tensor]]
+    val: list[tuple[Tensor, Tensor]]
+    decoded: int
+
+
+def batches_of(accelerator: Accelerator, root: Path, batch: int) -> Read:
+    """Two epochs of training, the second from its second batch on, and the validation set, with damaged images left out."""
+    decoded = []
+    cfg = DataLoaderCfg(
+        data_root=str(root),
+        input_size=32,
+        train_batch_size_per_device=batch,
+        val_batch_size_per_device=batch,
+        num_workers=0,
+        on_bad_image="skip",
+        auto_augment="",
+        repeated_aug=False,
+    )
+    replica, share = accelerator.replica, Share(accelerator.readers, accelerator.gather_rows)
+    with mock.patch("tinyexp.data.images.decode_rgb", lambda *a, **k: decoded.append(k["path"]) or decode_rgb(*a, **k)):
+        loader = cfg.build_train(replica, num_classes=2, seed=3, device_type="cpu", share=share)
+        loader.start_epoch(0)
+        train = list(loader)
+        loader.start_epoch(1, first_batch=1)
+        train += list(loader)
+        val = list(PaddedBatches(cfg.build_val(replica, num_classes=2, device_type="cpu", share=share)))
+    return Read(train, val, len(decoded))
+
+
+def batches_on_mesh(root: Path, batches: tuple[int, ...]) -> list[Read]:
+    torch.set_num_threads(1)
+    accelerator = build_accelerator(activations="replicated")
+    return [batches_of(accelerator, root, batch) for batch in batches]
+
+
+@pytest.fixture(scope="module")
+def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("small")
+    write_toy_split(root / "train", (10, 9), side=32)
+    write_toy_split(root / "val", (3, 4), side=32, seed=1)
+    for damaged in ("train/c0/3.JPEG", "val/c1/2.JPEG"):
+        (root / damaged).write_bytes(b"")
+    return root
+
+
+@pytest.mark.parametrize(("size", "batches"), [(2, (4, 5, 1)), (3, (4,))])
+def test_a_replicated_group_decodes_each_image_once_and_gets_the_batches_of_one_process(small_set, size, batches):
+    found = run_on_ranks(batches_on_mesh, size, small_set, batches)
+    for number, batch in enumerate(batches):
+        want = batches_of(CPUAccelerator(), small_set, batch)
+        for rank in found:
+            for ours, theirs in ((rank[number].train, want.train), (rank[number].val, want.val)):
+                assert len(ours) == len(theirs)
+                for (images, classes), (other_images, other_classes) in zip(ours, theirs, strict=True):
+                    assert torch.equal(images, other_images)
+                    assert torch.equal(classes, other_classes)
+        together = sum(rank[number].decoded for rank in found)
+        assert together == want.decoded * (1 if batch >= size else size)  # a batch smaller than the group is read by each

@@ -59,11 +59,17 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found | {f"optimizer.{index}.{name}": value for index, slot in slots for name, value in slot.items()}
 
 
-@pytest.mark.parametrize("workers", [(0, 0), (2, 2), (0, 2)], ids=["no_workers", "two_workers", "other_workers"])
+WORKERS = {"no_workers": (0, 0), "two_workers": (2, 2), "other_workers": (0, 2)}  # before and after the stop
+OF_GROUPS = [mesh for mesh in MESHES if mesh.startswith("tp")]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "workers"),
+    [*((mesh, "no_workers") for mesh in MESHES), *((mesh, workers) for mesh in OF_GROUPS for workers in list(WORKERS)[1:])],
+)
 @pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("mesh", MESHES)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(run_of, resumed, mesh, stop, workers):
-    before, after = workers
+    before, after = WORKERS[workers]
     stopped = run_of(mesh, stop=STOPS[stop], workers=before)
     folder, expected = resumed(stopped, *MESHES[mesh], f"dataloader_cfg.num_workers={after}"), run_of(mesh)
     assert [line["step"] for line in trace(folder)] == list(range(12))
@@ -74,6 +80,19 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(run_of, resumed, mes
     found, wanted = tensors(folder), tensors(expected)
     assert found.keys() == wanted.keys()
     assert [name for name, value in wanted.items() if not torch.equal(found[name], value)] == []
+
+
+def test_a_run_that_ended_within_an_epoch_is_evaluated_there_whenever_it_is_resumed(run_of, resumed):
+    ended = run_of("one_process", stop=STOPS["in_mid_epoch"])
+    again = resumed(ended, *MESHES["one_process"], f"max_train_steps={STOPS['in_mid_epoch']}")
+    results = [json.loads((folder / "summary.json").read_text()) for folder in (ended, again)]
+    assert [results[1][key] for key in ("top1", "top1_ema", "max_accuracy", "steps")] == [
+        results[0][key] for key in ("top1", "top1_ema", "max_accuracy", "steps")
+    ]
+    assert results[1]["top1"] is not None
+    assert rows(again) == rows(ended)
+    kept = [read_checkpoint(folder / "best.ckpt")["tinyexp"] for folder in (ended, again)]
+    assert kept[0]["max_accuracy"] == kept[1]["max_accuracy"] == results[0]["max_accuracy"]
 
 
 ELSEWHERE = {

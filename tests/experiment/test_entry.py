@@ -1,18 +1,24 @@
 """The command as a user meets it: one message for a mistake, in seconds, with no process started and nothing left behind."""
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from tinyexp.errors import WorkerFailed
+from tinyexp.examples.digits_demo import DigitsDemo
 from tinyexp.examples.vit_tp_exp import VitTpExp
 from tinyexp.experiment import entry
+from tinyexp.experiment.base import TinyExp
 
 SMOKE = [
     "dataloader_cfg.fake_data=true",
@@ -26,7 +32,7 @@ SMOKE = [
     "ray_cfg.ray_num_gpus_per_worker=0.0",
     "ray_cfg.ray_num_cpus_per_worker=2",
 ]
-TINY = [*SMOKE, "module_cfg.model_name=deit_digits_patch8_32", "dataloader_cfg.num_workers=0"]
+TINY = [*SMOKE, "module_cfg.model_name=deit_digits_patch8_32", "dataloader_cfg.num_workers=0", "write_report=false"]
 
 
 def command(*arguments: str, folder: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -41,12 +47,53 @@ def command(*arguments: str, folder: Path, environment: dict[str, str] | None = 
     )
 
 
+def test_a_name_that_no_stream_has_bytes_for_ends_no_run_that_prints_it(monkeypatch):
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(entry, "run_command", lambda *_: print("caf\udce9.png", flush=True))
+    with pytest.raises(SystemExit):
+        entry.store_and_run_exp(VitTpExp, [])
+    assert screen.buffer.getvalue() == b"caf\\udce9.png\n"
+
+
+@pytest.mark.parametrize("mode", ["help", "plan"])
+def test_a_page_that_nobody_reads_to_its_end_ends_in_silence(mode, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    child = os.fork()
+    if child == 0:
+        os.dup2(writer, 1)
+        os.dup2(os.open(tmp_path / "errors", os.O_WRONLY | os.O_CREAT), 2)
+        sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115, as long as the child lives
+        try:
+            entry.store_and_run_exp(VitTpExp, [*TINY, f"mode={mode}", f'output_root="{tmp_path}"'])
+        except SystemExit as left:
+            os._exit(int(left.code or 0))
+        finally:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+    os.close(writer)
+    assert (os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (tmp_path / "errors").read_text()) == (141, "")
+
+
 MISTAKES = {
     "unknown key": (["optimizer_cfg.lrr=1"], 2, ["optimizer_cfg.lrr: no such key", "nearest: optimizer_cfg.lr"]),
     "wrong type": (["epochs=many"], 2, ["epochs: got 'many', needs a whole number"]),
     "unknown mode": ([*TINY, "mode=trian"], 2, ["mode='trian'", "nearest: train"]),
-    "unknown launcher": ([*TINY, "launcher=slurm"], 2, ["launcher='slurm': allowed are ray, local, mp"]),
-    "restarts below 0": ([*TINY, "max_restarts=-1"], 2, ["max_restarts=-1: a number >= 0 is needed"]),
+    "unknown launcher": ([*TINY, "launcher=slurm"], 2, ["launcher='slurm': allowed are ray, local, mp\n"]),
+    "no key": (["=3"], 2, ["'=3' has no key before its ="]),
+    "a section without its page": (
+        [*TINY, "help_section=optimizer_cfg"],
+        2,
+        ["help_section=optimizer_cfg: only mode=help shows"],
+    ),
+    "unknown progress": ([*TINY, "progress=fancy"], 2, ["progress='fancy': allowed are auto, plain"]),
+    "restarts below 0": (
+        [*TINY, "max_restarts=-1"],
+        2,
+        ["max_restarts=-1: a number from 0 to 1,000,000,000 is needed; 0 never starts again"],
+    ),
     "restarts of what torchrun starts": ([*TINY, "launcher=mp", "max_restarts=2"], 2, ["torchrun --max-restarts=2"]),
     "unknown accelerator": ([*TINY, "accelerator_cfg.accelerator=fsdp"], 2, ["accelerator='fsdp'", "tp, ddp, cpu"]),
     "unknown model": ([*TINY, "module_cfg.model_name=vit_huge"], 2, ["model_name='vit_huge'", "deit_small_patch16_224"]),
@@ -64,6 +111,22 @@ MISTAKES = {
     ),
     "no weights to evaluate": ([*TINY, "mode=eval"], 2, ["mode=eval has no weights", "module_cfg.pretrained_from"]),
     "missing weights": ([*TINY, "mode=eval", "module_cfg.pretrained_from=a.pth"], 2, ["no such file"]),
+    "weights from a URL of another kind": (
+        [*TINY, "module_cfg.pretrained_from=ftp://me:hunter2@h/a.pth"],
+        2,
+        ["module_cfg.pretrained_from=ftp://me:***@h/a.pth: only a path or an https URL is read"],
+    ),
+    "a URL to resume from": (
+        [*TINY, 'resume_from="https://h/a.ckpt?token=hunter2"'],
+        2,
+        ["resume_from=https://h/a.ckpt?token=***: a run continues from a file; fetch it and give its path"],
+    ),
+    "a URL that wants quotes": (
+        [*TINY, "module_cfg.pretrained_from=https://h/a.pth?token=hunter2"],
+        2,
+        ["cannot read 'https://h/a.pth?token=***'", """'module_cfg.pretrained_from="https://h/a.pth?token=***"'"""],
+    ),
+    "weights called auto": ([*TINY, "module_cfg.pretrained_from=auto"], 2, ["module_cfg.pretrained_from=auto: no such file"]),
     "odd batch under mixup": ([*TINY, "dataloader_cfg.train_batch_size_per_device=7"], 2, ["=7 is odd"]),
     "sizes that differ": ([*TINY, "module_cfg.img_size=64"], 2, ["module_cfg.img_size=64 and dataloader_cfg.input_size=32"]),
     "no GPUs": (
@@ -86,8 +149,56 @@ def test_a_mistake_ends_in_one_message_before_any_process_starts(name, tmp_path,
     for part in parts:
         assert part in printed.err, printed.err
     assert printed.err.count("error: ") == 1
+    assert "hunter2" not in printed.err
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_words_that_are_far_from_all_that_is_allowed_propose_nothing(capsys):
+    for arguments in (["mode=help", "help_section=nosuch"], [*TINY, "launcher=slurm"], [*TINY, "accelerator_cfg.device=quantum"]):
+        assert entry.run_command(VitTpExp, arguments) == 2
+        assert "nearest" not in capsys.readouterr().err
+
+
+@dataclass
+class BrokenExp(TinyExp):
+    """Raises what nobody expects."""
+
+    launcher: str = "local"
+
+    def run(self) -> None:
+        raise ValueError("a fault of the test")
+
+
+def test_one_process_that_breaks_ends_as_a_rank_of_several_does(tmp_path, capsys):
+    assert entry.run_command(BrokenExp, [f"output_root={tmp_path}"]) == WorkerFailed.exit_status == 7
+    error = capsys.readouterr().err
+    assert error.startswith("error: ValueError: a fault of the test\n\nTraceback (most recent call last):\n")
+    assert error.endswith("ValueError: a fault of the test\n")
+
+
+OF_RANK_3 = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "speaks"),
+    [
+        ({}, True),  # by hand: each rank has a command, and mistakes, of its own
+        ({"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, False),
+        ({"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, True),  # the only one of its machine
+    ],
+)
+def test_a_mistake_is_told_once_by_each_command(variables, speaks, monkeypatch, capsys):
+    for name, value in (OF_RANK_3 | variables).items():
+        monkeypatch.setenv(name, value)
+    assert entry.run_command(VitTpExp, ["epochs=many"]) == 2
+    assert ("epochs: got 'many', needs a whole number" in capsys.readouterr().err) is speaks
+
+
+def test_the_demo_without_its_digits_says_how_to_make_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert entry.run_command(DigitsDemo, []) == 2
+    assert "python -m tinyexp.data.digits ./data/digits/ writes the digits" in capsys.readouterr().err
 
 
 def test_the_whole_command_ends_with_status_and_message_and_without_a_traceback(tmp_path):
@@ -149,21 +260,23 @@ def test_ray_local_and_torchrun_give_the_same_losses_in_exactly_four_steps(tmp_p
     one_thread = {"OMP_NUM_THREADS": "1"}
     images = ["dataloader_cfg.fake_data=false", "dataloader_cfg.data_root=./data", "module_cfg.num_classes=4"]
     settings = [*TINY, *images, "dataloader_cfg.input_size=48", "module_cfg.img_size=48"]
+    names = {name: f"{name}, é=1 (2)" for name in ("local", "ray", "torchrun")}  # case A04: quotes survive every launcher
+    roots = {name: f'output_root="./{names[name]}"' for name in names}
     runs = {
-        "ray": command(*settings, "launcher=ray", "output_root=./ray", folder=folder, environment=one_thread),
-        "local": command(*settings, "launcher=local", "output_root=./local", folder=folder, environment=one_thread),
-        "torchrun": torchrun(*settings, "output_root=./torchrun", folder=folder),
+        "ray": command(*settings, "launcher=ray", roots["ray"], folder=folder, environment=one_thread),
+        "local": command(*settings, "launcher=local", roots["local"], folder=folder, environment=one_thread),
+        "torchrun": torchrun(*settings, roots["torchrun"], folder=folder),
     }
     rows = {}
     for name, done in runs.items():
         assert done.returncode == 0, (name, done.stderr)
         assert "4 steps" in done.stdout
-        rows[name] = (folder / name / "vit_tp_exp" / "log.txt").read_text()
-        assert (folder / name / "vit_tp_exp" / "last.ckpt").exists()
+        rows[name] = (folder / names[name] / "vit_tp_exp" / "log.txt").read_text()
+        assert (folder / names[name] / "vit_tp_exp" / "last.ckpt").exists()
         steps = [line for line in done.stdout.splitlines() if line.startswith("Epoch: [0]") and "eta" in line]
         assert steps[-1].startswith("Epoch: [0]  [3/4]")
     assert rows["ray"] == rows["local"] == rows["torchrun"]
-    assert sorted(path.name for path in folder.iterdir()) == ["data", "local", "ray", "torchrun"]
+    assert sorted(path.name for path in folder.iterdir()) == ["data", *names.values()]
     assert "WARNING: ray_cfg asks for" in runs["ray"].stderr or len(os.sched_getaffinity(0)) >= 4
 
 

@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tinyexp.errors import MachineError
-from tinyexp.experiment.run_folder import owned, set_earlier_run_aside
+from tinyexp.experiment.run_folder import is_owned, owned, set_earlier_run_aside
 
 OWNER = """
 import sys, time
@@ -41,6 +42,35 @@ def test_the_folder_of_a_killed_run_is_free(tmp_path, owner):
     owner.wait()
     with owned(tmp_path):
         assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_folder_is_owned_as_long_as_its_owner_lives(tmp_path, owner):
+    assert is_owned(tmp_path)
+    owner.kill()
+    owner.wait()
+    assert not is_owned(tmp_path)
+    assert not is_owned(tmp_path / "nowhere")
+
+
+def test_who_looks_whether_a_folder_is_owned_keeps_no_run_from_taking_it(tmp_path):
+    (tmp_path / ".lock").touch()
+    looker = os.fork()
+    if looker == 0:
+        while os.getppid() != 1:
+            is_owned(tmp_path)
+    refused = 0
+    try:
+        with open(tmp_path / ".lock", "r+") as lock:
+            for _ in range(20_000):
+                try:
+                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.lockf(lock, fcntl.LOCK_UN)
+                except OSError:
+                    refused += 1
+    finally:
+        os.kill(looker, 9)
+        os.waitpid(looker, 0)
+    assert refused == 0
 
 
 def test_a_fork_does_not_keep_the_folder(tmp_path):

@@ -87,10 +87,14 @@ def experiment_of(command: Sequence[str], *, output_root: Path) -> VitTpExp:
 def recorded_world() -> Iterator[None]:
     """Where the experiment looks for folders of images it finds the record's tensors, and drop-path draws the recorded stream."""
 
-    def images_of(root: Path, *_: Any, **__: Any) -> RecordedImages:
-        return RecordedImages(root.name)
+    def images_of(split: str, *_: Any, **__: Any) -> RecordedImages:
+        return RecordedImages(split)
 
-    with mock.patch.object(loaders, "ImageFolder", images_of), contextlib.ExitStack() as stack:
+    with (
+        mock.patch.object(loaders, "files_of", lambda folder, _: folder.name),
+        mock.patch.object(loaders, "Images", images_of),
+        contextlib.ExitStack() as stack,
+    ):
         if not draws_recorded_bernoulli_numbers():
             stack.enter_context(mock.patch.object(torch.Tensor, "bernoulli_", _portable_bernoulli))
         yield

@@ -74,15 +74,15 @@ class RecordedImages(Dataset):
 
     def __init__(self, split: str) -> None:
         self.images, classes = images_and_classes(split)
-        self.classes = classes.tolist()
+        self.targets = classes.tolist()
         self.taken: list[int] = []
 
     def __len__(self) -> int:
-        return len(self.classes)
+        return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         self.taken.append(index)
-        return self.images[index], self.classes[index]
+        return self.images[index], self.targets[index]
 
 
 def checksum(tensor: Tensor) -> Checksum:

@@ -18,7 +18,7 @@ from tests.golden.record import Checksum, total
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.ema import ShardEma
 from tinyexp.data.batches import PaddedBatches
-from tinyexp.examples import vit_tp_exp
+from tinyexp.examples import vit_evaluation, vit_tp_exp
 from tinyexp.examples.vit_tp_exp import LAYOUT, VitTpExp
 from tinyexp.process import preserve_random_state
 from tinyexp.training.epoch import SizedBatches, evaluate, train_one_epoch
@@ -66,7 +66,7 @@ class Recorder:
     def watching(self) -> Iterator[None]:
         with (
             mock.patch.object(vit_tp_exp, "train_one_epoch", self.train_one_epoch),
-            mock.patch.object(vit_tp_exp, "evaluate", self.evaluate),
+            mock.patch.object(vit_evaluation, "evaluate", self.evaluate),
             mock.patch.object(vit_tp_exp, "draw_curves"),  # takes seconds and is no part of the record
         ):
             yield

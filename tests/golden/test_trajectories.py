@@ -18,10 +18,19 @@ def epochs_of(case: Case, runs: list[Run]) -> Iterator[tuple[Epoch, dict, dict]]
             yield epoch, recorded, recorded["ranks"][run.replica]
 
 
-def test_every_rank_reads_the_official_images_in_the_official_order(case, runs):
+def in_order(parts: list[list[int]], rows: int) -> list[int]:
+    """The images of a replica whose batches were read by several ranks, each of which took some rows of every one."""
+    return [index for first in range(0, len(parts[0]), rows) for part in parts for index in part[first : first + rows]]
+
+
+def test_every_replica_reads_the_official_images_in_the_official_order(case, runs):
     assert {run.replica for run in runs} == set(range(case.mesh.replicas))
-    for epoch, _, replica in epochs_of(case, runs):
-        assert epoch.indices == case.table("indices", replica["indices"])
+    readers = len(runs) // case.mesh.replicas
+    rows = int(case.recorded["cmdline"][case.recorded["cmdline"].index("--batch-size") + 1]) // readers
+    for number, recorded in enumerate(case.recorded["epochs"][: case.num_epochs]):
+        for replica in range(case.mesh.replicas):
+            parts = [run.epochs[number].indices for run in runs if run.replica == replica]
+            assert in_order(parts, rows) == case.table("indices", recorded["ranks"][replica]["indices"])
 
 
 def test_mixing_draws_the_official_shares_and_boxes(case, runs):

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from tinyexp.data.batches import PaddedBatches
 from tinyexp.data.loaders import DataLoaderCfg
-from tinyexp.examples import vit_tp_exp
+from tinyexp.examples import vit_evaluation, vit_tp_exp
 from tinyexp.examples.vit_tp_exp import VitTpExp
 from tinyexp.experiment.entry import run_command, store_and_run_exp
 from tinyexp.launch.ray_workers import RayCfg
 from tinyexp.launch.worker import write_whole_lines
 from tinyexp.models.vit.build import ModuleCfg
+from tinyexp.observability.rank_log import log_to_console
+from tinyexp.observability.tensorboard_log import TensorboardCfg
 from tinyexp.process import Environment
 from tinyexp.training import epoch as training_loop
 from tinyexp.training.schedule import LrSchedulerCfg
@@ -39,6 +41,7 @@ class TracedExp(VitTpExp):
     step_seconds: float = 0.0  # added to every step
     eval_seconds: float = 0.0  # added to every evaluation batch, whose first one leaves a file `evaluating`
     launcher: str = "local"
+    write_report: bool = False  # takes a second
     exp_name: str = "run"
     epochs: int = 3
     ray_cfg: RayCfg = field(default_factory=lambda: RayCfg(ray_num_worker=2, ray_num_gpus_per_worker=0.0))
@@ -52,6 +55,7 @@ class TracedExp(VitTpExp):
             input_size=48, train_batch_size_per_device=8, val_batch_size_per_device=8, num_workers=0
         )
     )
+    tensorboard_cfg: TensorboardCfg = field(default_factory=lambda: TensorboardCfg(enable_tensorboard=False))  # imports for 0.3 s
     lr_scheduler_cfg: LrSchedulerCfg = field(default_factory=lambda: LrSchedulerCfg(warmup_epochs=1))
 
     def run(self) -> Any:
@@ -71,14 +75,16 @@ class TracedExp(VitTpExp):
                 file.write(json.dumps(line) + "\n")
             return loss
 
+        if self.fault == f"{world.rank}:-1:kill" and Environment.read().attempt == 0:
+            kill()
         if self.fault == f"{world.rank}:-1:lose_validation":
             self.dataloader_cfg.data_root = str(self.own_data(with_validation=False))
         if self.fault == f"{world.rank}:2:break_images":
             self.dataloader_cfg.data_root = str(self.own_data(with_validation=True))
         with (
-            mock.patch.object(vit_tp_exp, "PaddedBatches", self.slow_batches),
+            mock.patch.object(vit_evaluation, "PaddedBatches", self.slow_batches),
             mock.patch.object(training_loop, "train_step", traced),
-            mock.patch.object(vit_tp_exp, "draw_curves", lambda *_, **__: "not drawn"),  # takes a second
+            mock.patch.object(vit_tp_exp, "draw_curves", draw_nothing),  # takes a second
         ):
             return super().run()
 
@@ -113,6 +119,11 @@ class TracedExp(VitTpExp):
         if (rank, step) == (int(at_rank), int(at_step)) and Environment.read().attempt == 0:
             return self.break_images if name == "break_images" else ACTIONS[name]
         return lambda state, options: {}
+
+
+def draw_nothing(rows: Any, path: Path, *, title: str) -> Path:
+    path.write_text("not drawn")
+    return path
 
 
 def kill(*_: Any) -> dict[str, Any]:
@@ -150,6 +161,11 @@ def stop_process(*_: Any) -> dict[str, Any]:
     return {}
 
 
+def warn(*_: Any) -> dict[str, Any]:
+    logging.getLogger("tinyexp").warning("a warning of the test")
+    return {}
+
+
 def terminate(*_: Any) -> dict[str, Any]:
     os.kill(os.getpid(), signal.SIGTERM)
     return {}
@@ -164,6 +180,7 @@ ACTIONS = {
     "hang": hang,
     "stop": stop_process,
     "sigterm": terminate,
+    "warn": warn,
 }
 
 
@@ -213,7 +230,7 @@ class Begun:
 
     @property
     def said(self) -> str:
-        return self.output.read_text()
+        return self.output.read_text() if self.output.exists() else ""
 
 
 def _drive(output: Path, arguments: list[str]) -> NoReturn:
@@ -226,7 +243,7 @@ def _drive(output: Path, arguments: list[str]) -> NoReturn:
         write_whole_lines()
         for handler in logging.getLogger().handlers[:]:
             logging.getLogger().removeHandler(handler)  # pytest's
-        logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
+        log_to_console()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ["OMP_NUM_THREADS"] = "1"
         status = run_command(TracedExp, arguments)

@@ -143,8 +143,10 @@ def kill_rank_1() -> None:
 
     rank = join_group()
     multiprocessing.get_context("fork").Process(target=sleep_noted).start()
-    time.sleep(0.3)
+    dist.barrier()
     if rank == 1:
+        while len(list(Path(os.environ[PIDS_FOLDER]).iterdir())) < 5:  # the driver's, and two of each rank
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.zeros(1))
 

@@ -41,6 +41,6 @@ def test_under_torchrun_the_first_error_shown_is_that_of_the_rank_which_failed(s
     _, errors = command.communicate(timeout=180)
     assert command.returncode == 1  # torchrun's own, whatever the rank's
     first = next(line for line in errors.splitlines() if "rror" in line)
-    assert first == "rank 1 of 2: DataError: train/c0/5.JPEG cannot be read"
+    assert first == "error: rank 1 of 2: train/c0/5.JPEG cannot be read"
     assert "exitcode  : 3" in errors
     assert still_alive(pids) == []

@@ -70,7 +70,7 @@ def test_under_torchrun_the_others_say_which_rank_did_not_come(start, pids):
     _, errors = command.communicate(timeout=180)
     assert command.returncode == 1
     lines = errors.splitlines()
-    (place,) = [index for index, line in enumerate(lines) if line.startswith("rank 0 of 2: RuntimeError: ")]
+    (place,) = [index for index, line in enumerate(lines) if line.startswith("error: rank 0 of 2: RuntimeError: ")]
     assert "Timed out waiting 3000ms" in lines[place]
     assert lines[place + 1] == "(most likely because rank 1 did not come)"
     assert still_alive(pids) == []

@@ -35,7 +35,7 @@ def test_a_rank_that_fails_is_not_taken_for_lost(run_on_two_nodes):
     assert (status, other_status) == (7, 3)
     assert LOST not in errors
     assert "most likely because another rank failed" in errors
-    assert other_errors.endswith("rank 1 of 2: DataError: train/c0/5.JPEG cannot be read\n")
+    assert other_errors.endswith("rank 1 of 2: train/c0/5.JPEG cannot be read\n")
 
 
 def test_ranks_that_are_done_leave_in_peace(run_on_two_nodes):

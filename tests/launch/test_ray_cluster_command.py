@@ -10,7 +10,8 @@ import pytest
 
 from tests.launch.conftest import ROOT
 from tinyexp.errors import ConfigError
-from tinyexp.launch.ray_cluster_command import Address, Node, parse
+from tinyexp.launch.cluster_node import Address, Node
+from tinyexp.launch.ray_cluster_command import parse
 from tinyexp.launch.rendezvous import listen
 
 CLUSTER = ["--node-count=2", "--node-rank=1"]
@@ -41,6 +42,11 @@ def test_everything_that_cannot_work_is_told_at_once():
         parse(["--node-count=2", "--node-rank=2", "--head-addr=gpu0:high", "--timeout-s=0", "--", "true"])
     for part in ("--node-rank 2: with --node-count 2 it is 0 to 1", "--head-addr gpu0:high: HOST or HOST:PORT", "--timeout-s 0"):
         assert part in str(caught.value)
+
+
+def test_a_command_that_the_first_machine_lacks_is_said_before_ray_starts():
+    with pytest.raises(ConfigError, match="the command nosuch: this machine has no such program"):
+        parse(["--node-count=2", "--node-rank=0", "--head-addr=gpu0", "--", "nosuch", "--flag"])
 
 
 @pytest.fixture

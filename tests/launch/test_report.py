@@ -5,7 +5,7 @@ from tinyexp.launch.report import death, results
 from tinyexp.launch.worker import Failure, Outcome
 
 ECHO = Failure("RuntimeError", "Connection closed by peer", is_peer_loss=True)
-CAUSE = Failure("DataError", "5.JPEG cannot be read", exit_status=3)
+CAUSE = Failure("DataError", "5.JPEG cannot be read", exit_status=3, is_ours=True)
 
 
 def test_results_come_in_rank_order_whatever_the_order_of_arrival():
@@ -13,7 +13,7 @@ def test_results_come_in_rank_order_whatever_the_order_of_arrival():
 
 
 def test_the_first_cause_is_named_and_not_the_echo_that_came_before_it():
-    with pytest.raises(WorkerFailed, match=r"^rank 1 of 2: DataError: 5.JPEG cannot be read$") as caught:
+    with pytest.raises(WorkerFailed, match=r"^rank 1 of 2: 5.JPEG cannot be read$") as caught:
         results([Outcome(0, failure=ECHO), Outcome(1, failure=CAUSE)], 2)
     assert caught.value.exit_status == 3
 
@@ -50,5 +50,5 @@ def test_a_death_without_a_report_is_told_by_its_exit_code(exit_code, line):
 
 
 def test_an_abort_gives_way_to_a_failure_that_explains_it():
-    with pytest.raises(WorkerFailed, match=r"^rank 1 of 2: DataError"):
+    with pytest.raises(WorkerFailed, match=r"^rank 1 of 2: 5.JPEG cannot"):
         results([Outcome(0, failure=death(-6)), Outcome(1, failure=CAUSE)], 2)

@@ -24,7 +24,7 @@ def test_a_result_travels_with_its_rank():
 
 def test_a_user_error_keeps_its_exit_status_and_needs_no_traceback():
     failure = failure_of(DataError("5.JPEG cannot be read"))
-    assert failure.line(1, 2) == "rank 1 of 2: DataError: 5.JPEG cannot be read"
+    assert failure.line(1, 2) == "rank 1 of 2: 5.JPEG cannot be read"
     assert (failure.exit_status, failure.traceback) == (3, "")
 
 
@@ -53,6 +53,7 @@ def test_a_rank_that_leaves_by_itself_has_failed_too(error, status):
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:40215",
         "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection reset by peer [10.0.0.2]:1234",
         "Timed out waiting 60000ms for recv operation to complete",
+        "Application timeout caused pair closure",
         "NCCL error: ... ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
         "wait timeout after 60000ms, keys: /default_pg/0//cpu//1/0",
     ],
@@ -63,6 +64,7 @@ def test_the_echo_of_a_lost_rank_is_recognised(message):
 
 def test_only_a_rank_that_did_not_come_is_a_timeout():
     assert failure_of(RuntimeError("Timed out waiting 60000ms for recv operation to complete")).is_timeout
+    assert failure_of(RuntimeError("Application timeout caused pair closure")).is_timeout
     assert not failure_of(RuntimeError("Connection closed by peer")).is_timeout
     assert not failure_of(PeerFailed("rank 1 found a value that is not finite")).is_timeout
 

@@ -18,7 +18,7 @@ def test_a_mesh_that_is_not_the_number_of_processes_is_refused_with_the_numbers(
 
 
 def test_one_process_needs_no_process_group():
-    mesh = build_mesh(Axis(), 0, "cpu")
+    mesh = build_mesh(Axis(), 0, "cpu", timeout_s=60.0)
     assert mesh.shape == MeshShape(1, 1)
     assert mesh.device_mesh is None
 

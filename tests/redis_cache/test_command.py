@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.redis_servers import needs_redis
-from tests.redis_cache.test_server import assert_gone, is_alive
+from tests.launch.conftest import is_alive
+from tests.redis_cache.test_server import assert_gone
 from tinyexp.redis_cache.command import main
 
 pytestmark = [pytest.mark.redis, needs_redis]

@@ -1,3 +1,4 @@
+import math
 import os
 import stat
 from dataclasses import replace
@@ -6,8 +7,9 @@ import pytest
 
 from tests.helpers.redis_servers import needs_redis
 from tinyexp.errors import ConfigError
+from tinyexp.masking import masked
 from tinyexp.redis_cache import server
-from tinyexp.redis_cache.config import PASSWORD, RedisCfg, masked
+from tinyexp.redis_cache.config import PASSWORD, RedisCfg
 from tinyexp.redis_cache.shards import Shard
 
 
@@ -40,6 +42,18 @@ def test_the_defaults_and_the_values_of_the_full_recipe_have_no_problem():
         ({"redis_url": "http://somewhere"}, ["redis_cfg.redis_url=http://somewhere", "rediss://"]),
         ({"redis_url": "redis://somewhere:port"}, ["redis_cfg.redis_url"]),
         ({"redis_url": "unix://"}, ["unix:///path"]),
+        ({"redis_url": "unix://run/r.sock"}, ["unix:///path"]),
+        ({"redis_url": "redis://[::1"}, ["redis_cfg.redis_url=redis://[::1: use redis://host:port"]),
+        ({"redis_url": "redis://127.0.0.1?db=2"}, ["redis_cfg.redis_url=redis://127.0.0.1?***", "what follows a ?"]),
+        ({"redis_url": "unix:///run/r.sock?db=2"}, ["what follows a ?"]),
+        ({"redis_url": "redis://nosuch.invalid"}, ["redis_cfg.redis_url: the host nosuch.invalid is not known here"]),
+        ({"redis_url": "rediss://nosuch.invalid"}, ["redis_cfg.redis_url: the host nosuch.invalid is not known here"]),
+        ({"redis_url": "redis://8.8.8.8"}, ["redis_cfg.redis_url: 8.8.8.8 has the public address 8.8.8.8", "rediss://"]),
+        ({"redis_cluster_host": "nosuch.invalid"}, ["redis_cfg.redis_cluster_host: the host nosuch.invalid is not known"]),
+        ({"redis_cluster_host": "::ffff:8.8.8.8"}, ["redis_cfg.redis_cluster_host: ::ffff:8.8.8.8 has the public address"]),
+        ({"redis_cluster_host": "a" * 70}, ["is not known here"]),
+        ({"redis_cache_max_memory": math.nan}, ["redis_cfg.redis_cache_max_memory=nan", "above 0"]),
+        ({"redis_cache_max_memory": math.inf}, ["redis_cfg.redis_cache_max_memory=inf", "above 0"]),
     ],
 )
 def test_what_cannot_work_is_named_with_its_key_and_what_is_allowed(values, words):
@@ -53,6 +67,21 @@ def test_a_password_in_the_url_is_refused_and_never_repeated():
     assert "redis://me:***@127.0.0.1:6379" in problem
     assert PASSWORD in problem
     assert masked("redis://127.0.0.1") == "redis://127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "url", ["me:hunter2/x@h", ":hunter2#x@h", "me:12#hunter2@h", "me:12/hunter2@h", "me:hunter2]@h", "h?hunter2"]
+)
+@pytest.mark.parametrize("scheme", ["redis://", ""])
+def test_nor_is_one_in_a_malformed_url(scheme, url):
+    [problem] = outside(redis_url=scheme + url).problems()
+    assert "hunter2" not in problem
+    assert PASSWORD in problem
+
+
+@pytest.mark.parametrize("host", ["100.64.0.1", "::ffff:10.0.0.7", "fd00::7"])
+def test_shared_mapped_and_local_addresses_are_not_public(host):
+    assert outside(redis_cluster_host=host).problems() == []
 
 
 def test_outside_servers_come_from_ports_or_from_a_url_and_their_password_from_the_environment(monkeypatch):

@@ -7,25 +7,24 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from redis import exceptions
 
 from tests.helpers.redis_servers import client_of, needs_redis, own_servers, plain_server
+from tests.launch.conftest import is_alive
 from tinyexp.errors import MachineError
 from tinyexp.redis_cache import server
-from tinyexp.redis_cache.guard import FOLDER_PREFIX, start_time
+from tinyexp.redis_cache.guard import FOLDER_PREFIX, noted_pids, start_time, write_pids
 from tinyexp.redis_cache.leftovers import end_leftovers
-from tinyexp.redis_cache.server import RedisServers, available_memory_bytes, fitting_memory_gb
+from tinyexp.redis_cache.server import RedisServers
 from tinyexp.redis_cache.shards import SHARDS_FILE, Shards
 
 pytestmark = [pytest.mark.redis, needs_redis]
 
 ROOT = Path(__file__).parents[2]
-
-
-def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def assert_gone(pids: list[int], folder: Path, within_s: float = 10.0) -> None:
@@ -87,24 +86,6 @@ def test_memory_is_shared_out_and_a_full_server_refuses_instead_of_forgetting():
             for index in range(30):
                 client.set(f"tinyexp:1:{index}", bytes(1_000_000))
         assert client.get("tinyexp:1:0") == bytes(1_000_000)
-
-
-def test_more_memory_than_the_machine_has_free_is_lowered_to_half_of_that_and_announced(monkeypatch):
-    assert fitting_memory_gb(0.1) == (0.1, "")
-    assert 2**20 < available_memory_bytes() < 2**50
-    monkeypatch.setattr(server, "available_memory_bytes", lambda: 24 * 10**9)
-    lowered, line = fitting_memory_gb(300)
-    assert lowered == 12
-    assert line.startswith("redis_cfg.redis_cache_max_memory=300 GB is lowered to 12.0 GB, half of the memory that is free here")
-
-
-def test_the_limit_of_a_container_or_of_a_job_counts_as_the_machines(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "CGROUPS", tmp_path)
-    machine = available_memory_bytes()
-    (tmp_path / "memory.current").write_text("1000000\n")
-    for limit, left in (("3000000", 2_000_000), ("max", machine), ("500000", 0)):
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        assert available_memory_bytes() == pytest.approx(left, rel=0.2)
 
 
 def test_a_port_that_is_taken_is_named_and_nothing_is_left(tmp_path, monkeypatch):
@@ -176,7 +157,8 @@ def test_a_leftover_server_is_ended_by_its_pid_and_nobody_elses(tmp_path):
     with plain_server() as leftover, plain_server() as stranger, own_servers() as living:
         pids = [leftover.process.pid, stranger.process.pid]
         (folder / "lock").touch()
-        (folder / "pids").write_text(f"{pids[0]} {start_time(pids[0])}\n{pids[1]} 12345\n")
+        # as a guard may leave it that was killed while it wrote: half a line, and none
+        (folder / "pids").write_text(f"{pids[0]} {start_time(pids[0])}\n{pids[1]} 12345\n\n{pids[1]} \nx y\n{pids[1]}")
         (tmp_path / f"{FOLDER_PREFIX}young").mkdir()  # no lock file yet: not a folder of ours
         assert end_leftovers(str(tmp_path)) == [folder]
         assert leftover.process.wait(5) == -signal.SIGKILL
@@ -184,3 +166,12 @@ def test_a_leftover_server_is_ended_by_its_pid_and_nobody_elses(tmp_path):
         assert stranger.process.poll() is None
         assert living.folder not in end_leftovers(str(living.folder.parent))
         assert all(map(is_alive, living.pids))
+
+
+def test_servers_that_have_ended_are_not_noted(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    servers: list[Any] = [SimpleNamespace(process=SimpleNamespace(pid=pid)) for pid in (ended.pid, os.getpid())]
+    write_pids(tmp_path, servers)
+    assert noted_pids(tmp_path) == {os.getpid(): start_time(os.getpid())}
+    assert [path.name for path in tmp_path.iterdir()] == ["pids"]

@@ -1,5 +1,8 @@
+import contextlib
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -8,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.redis_servers import free_port, needs_redis, own_servers, plain_server
-from tinyexp.errors import MachineError
+from tinyexp.errors import ConfigError, MachineError
 from tinyexp.process import Axis, Environment
+from tinyexp.redis_cache import service
 from tinyexp.redis_cache.config import FOLDER, PASSWORD, RedisCfg
 from tinyexp.redis_cache.service import own_address, ports_of_node, served_cache
 
@@ -114,6 +118,16 @@ def test_one_cache_is_spread_over_the_nodes():
     assert own_address("127.0.0.1", 1) == "127.0.0.1"
 
 
+def test_a_cache_is_not_spread_over_public_addresses(monkeypatch):
+    monkeypatch.setattr(service, "own_address", lambda *_: "5.6.7.8")
+    cfg = RedisCfg(True, redis_cache_max_memory=0.1, redis_rendezvous_world_size=-1)
+    errors = [error for error in ranks_on_nodes(1, 1).run(put_and_get(cfg)) if isinstance(error, ConfigError)]
+    assert errors
+    assert "redis_rendezvous_world_size=-1 on " in str(errors[0])
+    assert "5.6.7.8 has the public address 5.6.7.8, to which passwords and images would travel in clear" in str(errors[0])
+    assert str(errors[0]).endswith("or, with redis_cfg.redis_rendezvous_world_size=1, a cache on each node")
+
+
 def test_spread_over_one_node_they_are_at_sockets():
     [(servers, found, _)] = ranks_on_nodes(1).run(put_and_get(RedisCfg(True, redis_rendezvous_world_size=-1)))
     assert all(shard.path for shard in servers)
@@ -197,6 +211,40 @@ def test_an_outside_server_that_is_not_there_stops_the_run_at_its_start():
     cfg = RedisCfg(True, redis_cluster_ports=[free_port()], redis_rendezvous_world_size=2)
     with pytest.raises(MachineError, match=r"cannot be reached.*start the server"), served_cache(cfg, Environment(), alone):
         pass
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on PATH, which makes the certificate")
+def test_a_certificate_of_an_authority_of_ones_own_is_trusted_where_it_is_named(tmp_path, monkeypatch):
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "key", "-out", tmp_path / "cert"]
+    subprocess.run(
+        [*command, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, stderr=subprocess.DEVNULL
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            for _ in range(2):
+                link, _ = listener.accept()
+                secured = context.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
+                with secured as inside, contextlib.suppress(OSError):
+                    inside.do_handshake()
+                    inside.recv(100)
+                    inside.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    inside.recv(100)
+
+        server = threading.Thread(target=greet)
+        server.start()
+        cfg = RedisCfg(True, redis_url=f"rediss://127.0.0.1:{listener.getsockname()[1]}")
+        with (
+            pytest.raises(MachineError, match=r"certificate is not trusted.*SSL_CERT_FILE"),
+            served_cache(cfg, Environment(), alone),
+        ):
+            pass
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert"))
+        with pytest.raises(MachineError, match="does not speak Redis"), served_cache(cfg, Environment(), alone):
+            pass
+        server.join()
 
 
 # --- tinyexp-run-with-redis

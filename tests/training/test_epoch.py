@@ -26,7 +26,7 @@ NAME = "deit_digits_patch8_32"
 def scored(accelerator: Accelerator, num_images: int, batch: int) -> dict[str, float]:
     accelerator.prepare(build_noisy(NAME))
     dataset = FakeImages(num_images, 32, 10, build_eval_transform(DataLoaderCfg(input_size=32)))
-    loader = ImageLoader(dataset, input_size=32, batch_size=batch, sampler=ExactSampler(num_images, accelerator.replica))
+    loader = ImageLoader(dataset, input_size=32, rows=batch, order=ExactSampler(num_images, accelerator.replica))
     return evaluate(accelerator, PaddedBatches(loader))
 
 

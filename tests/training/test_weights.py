@@ -10,7 +10,7 @@ from tinyexp.errors import CheckpointError
 from tinyexp.examples.vit_tp_exp import LAYOUT
 from tinyexp.models.vit.build import build_vit
 from tinyexp.models.vit.presets import PRESETS
-from tinyexp.training.weights import download, interpolate_position_embedding, load_pretrained
+from tinyexp.training.weights import download, interpolate_position_embedding, load_pretrained, weights_problems
 
 NAME = "deit_digits_patch8_32"
 
@@ -97,6 +97,24 @@ def test_a_file_without_weights_is_refused(tmp_path):
         load_pretrained(fresh(), str(tmp_path / "note.pth"), LAYOUT.from_official)
 
 
+def test_a_path_that_is_no_checkpoint_is_said_before_anything_is_read(tmp_path):
+    (tmp_path / "page.md").write_text("# a page of text\n")
+    (tmp_path / "empty.pth").touch()
+    torch.save({"model": official()}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    for name, part in {
+        "absent.pth": "no such file (",
+        "": "is a folder; name a file in it",
+        "page.md": "is no checkpoint: it starts with b'# a page of text'",
+        "empty.pth": "empty.pth is empty",
+    }.items():
+        [problem] = weights_problems("module_cfg.pretrained_from", str(tmp_path / name))
+        assert problem.startswith(f"module_cfg.pretrained_from={tmp_path / name}: ") and part in problem
+    assert "is no regular file" in weights_problems("module_cfg.pretrained_from", "/dev/null")[0]
+    assert weights_problems("module_cfg.pretrained_from", str(tmp_path / "old.pth")) == []
+    with pytest.raises(CheckpointError, match=r"page\.md is no checkpoint: it starts with b'# a page of text'; a file of torch"):
+        load_pretrained(fresh(), str(tmp_path / "page.md"), LAYOUT.from_official)
+
+
 def test_a_download_is_kept_only_if_it_has_the_hash_that_its_name_promises(tmp_path, monkeypatch):
     content = b"weights"
     digest = hashlib.sha256(content).hexdigest()[:8]
@@ -130,5 +148,10 @@ def test_a_download_is_kept_only_if_it_has_the_hash_that_its_name_promises(tmp_p
     with pytest.raises(CheckpointError, match="is not the file that its name promises"):
         download("https://example.org/deit-00000000.pth")
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [kept.name]
+    signed = download(f"https://example.org/deit-{digest}.pth?token=hunter2/3")
+    assert signed.read_bytes() == content
+    assert signed != kept
+    assert signed.name.endswith(f"_deit-{digest}.pth")
+    assert "hunter2" not in signed.name
     with pytest.raises(CheckpointError, match="only a path or an https URL is read"):
         download("http://example.org/deit.pth")

@@ -19,6 +19,7 @@ from tinyexp.accelerators.process_group import close_process_group
 from tinyexp.parallel.apply import Parameters, assert_owns
 from tinyexp.parallel.mesh import Mesh
 from tinyexp.parallel.report import Traffic
+from tinyexp.parallel.waiting import WAITING
 from tinyexp.process import Axis
 
 T = TypeVar("T")
@@ -51,6 +52,20 @@ class Accelerator(ABC):
     @abstractmethod
     def replica_group(self) -> ProcessGroup | None:
         """The ranks that hold one member of every replica; None where this replica is the only one."""
+
+    @property
+    def readers(self) -> Axis:
+        """This rank among those of its replica, which read the replica's images together."""
+        return Axis()
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows (n, ...) of each reader of this replica, on the device, as (readers * n, ...). Every rank must call it."""
+        return rows
+
+    @property
+    def waited_s(self) -> float | None:
+        """Seconds that this process has waited for the exchanges of its steps so far; None where nobody can tell."""
+        return None
 
     @abstractmethod
     def place(self, model: nn.Module) -> nn.Module:
@@ -145,12 +160,21 @@ class Accelerator(ABC):
         return staged.to(values.device)
 
     def largest(self, values: Sequence[int]) -> list[int]:
-        """Of each value the largest over all ranks, exchanged between the hosts' CPUs. Every rank must call it."""
+        """Of each value, below 2**53, the largest over all ranks. Every rank must call it."""
+        return [int(max(each)) for each in zip(*self.gather_numbers(values), strict=True)]
+
+    def gather_numbers(self, numbers: Sequence[float]) -> list[list[float]]:
+        """The numbers of every rank, in rank order, by one all-gather between the hosts' CPUs. Every rank must call it.
+
+        They travel as float64, so that whole numbers below 2**53 arrive as they are.
+        """
+        mine = torch.tensor(numbers, dtype=torch.float64)
         if self.world.size == 1:
-            return list(values)
-        agreed = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self._host_group)
-        return agreed.tolist()
+            return [mine.tolist()]
+        everyone = mine.new_empty(self.world.size * len(mine))
+        with WAITING:
+            dist.all_gather_single(everyone, mine, group=self._host_group)
+        return everyone.view(self.world.size, -1).tolist()
 
     def exchange(self, value: T) -> list[T]:
         """The values that the ranks give, in rank order, exchanged between the hosts' CPUs. Every rank must call it."""

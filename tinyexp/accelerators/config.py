@@ -1,7 +1,6 @@
 """Choose and build the accelerator of a run."""
 
 import contextlib
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,12 +14,19 @@ from tinyexp.accelerators.device import take_device
 from tinyexp.accelerators.process_group import open_process_group, pretended_process_group
 from tinyexp.accelerators.tensor_parallel import TPAccelerator
 from tinyexp.errors import ConfigError, MachineError
+from tinyexp.limits import MOST, SECONDS, Range, nearest, range_problems
 from tinyexp.parallel.check import plan_problems
 from tinyexp.parallel.mesh import MeshShape, build_mesh, divisors, mesh_shape
 from tinyexp.parallel.plan import PlanBuilder
 from tinyexp.parallel.schedule import ACTIVATION_LAYOUTS
 from tinyexp.process import Axis, Environment, host_name
 
+RANGES = {
+    "tp_size": Range(0, 100_000, "0 takes all processes"),
+    "overlap_chunks": Range(1, MOST, "1 is off"),
+    "timeout_s": SECONDS,
+    "check_every": Range(0, MOST, "0 is off"),
+}
 ACCELERATORS = ("tp", "ddp", "cpu")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64")
 DEVICES = ("auto", "cpu", "cuda")
@@ -52,17 +58,8 @@ class AcceleratorCfg:
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
-                near = difflib.get_close_matches(value, allowed, n=1, cutoff=0.0)[0]
-                found.append(f"accelerator_cfg.{name}={value!r}: allowed are {', '.join(allowed)}; nearest: {near}")
-        if self.tp_size < 0:
-            found.append(f"accelerator_cfg.tp_size={self.tp_size}: a number >= 0 is needed, 0 takes all processes")
-        if self.overlap_chunks < 1:
-            found.append(f"accelerator_cfg.overlap_chunks={self.overlap_chunks}: a number >= 1 is needed, 1 is off")
-        if self.check_every < 0:
-            found.append(f"accelerator_cfg.check_every={self.check_every}: a number of steps is needed, 0 is off")
-        if self.timeout_s <= 0:
-            found.append(f"accelerator_cfg.timeout_s={self.timeout_s}: a number of seconds above 0 is needed")
-        return found
+                found.append(f"accelerator_cfg.{name}={value!r}: allowed are {', '.join(allowed)}{nearest(value, allowed)}")
+        return found + list(range_problems("accelerator_cfg.", self, RANGES))
 
     def mesh_shape(self, world_size: int) -> MeshShape:
         """The mesh of `world_size` processes. Raises: ConfigError where they do not form one."""
@@ -133,7 +130,9 @@ class AcceleratorCfg:
 
     def _build(self, world: Axis, device: torch.device, device_type: str, build_plan: PlanBuilder) -> Accelerator:
         precision = self.effective_precision(device_type)
-        mesh = build_mesh(world, self.mesh_shape(world.size).tp, "cpu" if device.type == "meta" else device.type)
+        mesh = build_mesh(
+            world, self.mesh_shape(world.size).tp, "cpu" if device.type == "meta" else device.type, timeout_s=self.timeout_s
+        )
         match self.accelerator:
             case "cpu":
                 return CPUAccelerator(device=device, precision=precision)

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tinyexp.limits import Range, range_problems
 from tinyexp.parallel.apply import Parameters
+
+DECAY = Range(0, 1 - 1e-9, "at 1 the average would never move")
 
 
 @dataclass
 class EmaCfg:
     """A moving average of the weights, evaluated beside them."""
 
-    model_ema: bool = True  # DeiT main.py --model-ema
+    model_ema: bool = True  # keep and evaluate the average; DeiT main.py --model-ema
     model_ema_decay: float = 0.99996  # DeiT main.py --model-ema-decay; share of the old average that a step keeps
 
     def problems(self) -> list[str]:
-        if 0.0 <= self.model_ema_decay < 1.0:
-            return []
-        return [f"ema_cfg.model_ema_decay={self.model_ema_decay}: a share from 0 to below 1 is needed"]
+        return list(range_problems("ema_cfg.", self, {"model_ema_decay": DECAY}))
 
     def build(self, parameters: Parameters) -> "ShardEma | None":
         return ShardEma(parameters, self.model_ema_decay) if self.model_ema else None

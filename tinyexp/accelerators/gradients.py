@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from tinyexp.parallel.waiting import WAITING
+
 BUCKET_BYTES = 25 * 2**20  # as torch's DistributedDataParallel
 
 
@@ -92,7 +94,8 @@ def _send(bucket: Bucket, replicas: int) -> None:
 def _take_average(bucket: Bucket) -> None:
     if bucket.work is None or bucket.flat is None:
         return
-    bucket.work.wait()
+    with WAITING:
+        bucket.work.wait()
     parts = bucket.flat.split([parameter.numel() for parameter in bucket.parameters])
     for parameter, part in zip(bucket.parameters, parts, strict=True):
         parameter.grad = part.view_as(parameter)

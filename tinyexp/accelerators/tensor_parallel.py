@@ -4,7 +4,7 @@ from typing import final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tinyexp.accelerators.base import Accelerator
@@ -14,6 +14,7 @@ from tinyexp.parallel.mesh import Mesh
 from tinyexp.parallel.plan import PlanBuilder
 from tinyexp.parallel.report import Traffic, branch_traffic, gradient_traffic, on_gloo, total
 from tinyexp.parallel.schedule import ParallelBlocks
+from tinyexp.parallel.waiting import WAITING
 from tinyexp.process import Axis
 
 
@@ -52,6 +53,21 @@ class TPAccelerator(Accelerator):
         if self.replica.size == 1:
             return None
         return dist.group.WORLD if self.activations == "sharded" else self.mesh.group("dp")
+
+    @property
+    def readers(self) -> Axis:
+        return Axis() if self.activations == "sharded" else self.mesh.tp
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        rows = rows.to(self.device, non_blocking=True)
+        gathered = rows.new_empty(self.readers.size * len(rows), *rows.shape[1:])
+        dist.all_gather_single(gathered, rows.contiguous(), group=self.mesh.group("tp"))
+        return gathered
+
+    @property
+    def waited_s(self) -> float | None:
+        """On a GPU the stream waits, and this process does not notice."""
+        return WAITING.seconds if self.world.size > 1 and self.device.type == "cpu" else None
 
     def place(self, model: nn.Module) -> nn.Module:
         if self.mesh.tp.size > 1:

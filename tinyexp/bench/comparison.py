@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rich.console import Console
-from rich.table import Table
 
 from tinyexp.accelerators.config import AcceleratorCfg
 from tinyexp.bench.throughput import BenchResult
+from tinyexp.observability.table import add_plain_row, plain_table
 from tinyexp.parallel.mesh import MeshShape
 from tinyexp.parallel.report import Traffic
 
@@ -33,16 +33,15 @@ def show_comparison(results: Sequence[BenchResult]) -> None:
         print(result.line(), flush=True)
     first = results[0]
     title = f"one training step on {first.device}, {first.precision}, {first.threads} threads a rank, torch {first.torch}"
-    table = Table(title=title)
-    table.add_column("", no_wrap=True)
-    for result in results:
-        table.add_column(result.run, justify="right")
+    runs = [result.run for result in results]
+    table = plain_table(["", *runs], title=title, right=runs)
+    table.columns[0].no_wrap = True
     for name, cell in ROWS.items():
-        table.add_row(name, *(cell(result) for result in results))
+        add_plain_row(table, name, *(cell(result) for result in results))
     rates = [result.training_step.images_per_s for result in results]
-    table.add_row("images/s relative to the first", *(f"{rate / rates[0]:.2f}" for rate in rates))
+    add_plain_row(table, "images/s relative to the first", *(f"{rate / rates[0]:.2f}" for rate in rates))
     for kind in sorted({line.kind for result in results for line in result.traffic}):
-        table.add_row(f"sent a step, {kind}", *(_sent(result.traffic, kind) for result in results))
+        add_plain_row(table, f"sent a step, {kind}", *(_sent(result.traffic, kind) for result in results))
     Console().print(table)
 
 
@@ -65,7 +64,9 @@ ROWS: dict[str, Callable[[BenchResult], str]] = {
 
 
 def _sent(traffic: Sequence[Traffic], kind: str) -> str:
-    found = [f"{line.calls} calls, {line.sent_bytes / 1e6:.1f} MB" for line in traffic if line.kind == kind]
+    found = [
+        f"{line.calls} call{'s' * (line.calls != 1)}, {line.sent_bytes / 1e6:.1f} MB" for line in traffic if line.kind == kind
+    ]
     return ", ".join(found) or "-"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.bench.memory import HeldBytes, activation_bytes, held_bytes
+from tinyexp.limits import MOST, Range, range_problems
 from tinyexp.parallel.report import Traffic, TrafficCounter
 from tinyexp.training.epoch import train_step
 from tinyexp.training.loss import Criterion, Mixer
@@ -28,11 +29,7 @@ class BenchCfg:
     against_ddp: bool = True  # measure data parallelism too, at equal batch a rank and at equal global batch
 
     def problems(self) -> list[str]:
-        return [
-            f"bench_cfg.{name}={getattr(self, name)}: a number >= {least} is needed"
-            for name, least in (("warmup_steps", 0), ("measure_steps", 1))
-            if getattr(self, name) < least
-        ]
+        return list(range_problems("bench_cfg.", self, {"warmup_steps": Range(0, MOST), "measure_steps": Range(1, MOST)}))
 
 
 @dataclass(frozen=True)

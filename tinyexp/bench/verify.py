@@ -6,18 +6,27 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.cpu import CPUAccelerator
 from tinyexp.errors import NotEqual
+from tinyexp.limits import Range, range_problems
+from tinyexp.observability.table import add_plain_row, plain_table
 from tinyexp.parallel.report import Traffic, TrafficCounter
 from tinyexp.process import Axis, RandomStreams
 from tinyexp.training.loss import Criterion, Mixer
 from tinyexp.training.state import TrainState
 
 Batch = tuple[Tensor, Tensor]  # images (B, 3, H, W) and classes (B,)
+
+
+RANGES = {
+    "steps": Range(1, 1000),
+    "images_per_replica": Range(1, 64),
+    "lr": Range(0, 1.0),
+    "clip_grad": Range(1e-9, 1e9, "0 or null is off", special=0),
+}
 
 
 @dataclass
@@ -30,11 +39,7 @@ class VerifyCfg:
     clip_grad: float | None = 1.0  # largest norm of the gradient in these steps; null: off
 
     def problems(self) -> list[str]:
-        return [
-            f"verify_cfg.{name}={getattr(self, name)}: a number >= {least} is needed"
-            for name, least in (("steps", 1), ("images_per_replica", 1), ("lr", 0))
-            if getattr(self, name) < least
-        ]
+        return list(range_problems("verify_cfg.", self, RANGES))
 
 
 @dataclass(frozen=True)
@@ -130,12 +135,11 @@ def compare(accelerator: Accelerator, subject: Subject, cfg: VerifyCfg) -> list[
 
 def show_rows(rows: Sequence[Row]) -> None:
     """Print the comparison as a table. Raises: NotEqual that names what is out of bounds."""
-    table = Table(title="mesh against one process: largest differences")
-    for column in ("precision", "quantity", "difference", "bound", "where", ""):
-        table.add_column(column, justify="right" if column in ("difference", "bound") else "left")
+    headers = ("precision", "quantity", "difference", "bound", "where", "")
+    table = plain_table(headers, title="mesh against one process: largest differences", right=("difference", "bound"))
     for row in rows:
         verdict = "equal" if row.holds else "DIFFERENT"
-        table.add_row(row.precision, row.quantity, f"{row.difference:.1e}", f"{row.bound:.0e}", row.where, verdict)
+        add_plain_row(table, row.precision, row.quantity, f"{row.difference:.1e}", f"{row.bound:.0e}", row.where, verdict)
     Console().print(table)
     broken = [f"{row.quantity} ({row.precision}): {row.difference:.1e} at {row.where}" for row in rows if not row.holds]
     if broken:

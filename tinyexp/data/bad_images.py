@@ -1,6 +1,7 @@
-"""What `dataloader_cfg.on_bad_image=skip` does with files that cannot be read or decoded, and the record of them."""
+"""What `dataloader_cfg.on_bad_image=skip` does with images that cannot be read or decoded, and the record of them."""
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,47 +11,77 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from tinyexp.data.decoding import UnreadableImage
-from tinyexp.data.image_folder import ImageFolder
+from tinyexp.data.images import Images
 from tinyexp.errors import DataError
 
 LONGEST_ROW = 10  # of unreadable files, beyond which the disk is the likelier cause
-MOST_MESSAGES = 10  # of a rank; the summary names all files
+MOST_MESSAGES = 10  # of a rank; the record names all files
+LONGEST_REREADING = 10  # seconds, to tell reasons
+ALWAYS_ALLOWED = 10  # unreadable images of a split, however small it is
 
 log = logging.getLogger("tinyexp")
 
 
 class BadImages:
-    """Which files of a data set could not be read, in memory that a rank shares with its loader workers."""
+    """Which images of a data set could not be read, in memory that a rank shares with its loader workers."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths = paths
-        self.flags = torch.zeros(len(paths), dtype=torch.uint8).share_memory_()  # 1 for each that could not be read
+    def __init__(self, images: Images, max_fraction: float) -> None:
+        self._images = images
+        self._reasons: dict[int, str] = {}
+        self.max_fraction = max_fraction
+        self.allowed = max(ALWAYS_ALLOWED, int(max_fraction * len(images)))  # more of them, over all ranks, stop the run
+        self.flags = torch.zeros(len(images), dtype=torch.uint8).share_memory_()  # 1 for each that could not be read
 
     def note(self, index: int, error: UnreadableImage) -> None:
         if not self.flags[index]:
             self.flags[index] = 1
-            if int(self.flags.sum()) <= MOST_MESSAGES:
+            if self.count() <= MOST_MESSAGES:
                 log.warning("%s (dataloader_cfg.on_bad_image=skip)", error)
 
+    def count(self) -> int:
+        """Of this rank."""
+        return int(self.flags.sum())
+
     def names(self, flags: Tensor | None = None) -> list[str]:
-        """The files that could not be read: by this rank, or those that `flags`, summed over ranks, point out."""
+        """The images that could not be read: by this rank, or those that `flags`, summed over ranks, point out."""
         found = (self.flags if flags is None else flags).nonzero().flatten()
-        return [self._paths[int(index)] for index in found]
+        return [self._images.files.name(int(index)) for index in found]
+
+    def reasons(self) -> dict[str, str]:
+        """Why each image could not be read by this rank, by its name. Each is read once more for it: workers leave only flags.
+
+        No reading starts later than LONGEST_REREADING seconds after the first: other ranks may wait for this one.
+        """
+        deadline = time.monotonic() + LONGEST_REREADING
+        for index in self.flags.nonzero().flatten().tolist():
+            if index not in self._reasons:
+                in_time = time.monotonic() < deadline
+                self._reasons[index] = (
+                    self._reason(index) if in_time else "it could not be read, and was not read again for want of time"
+                )
+        return {self._images.files.name(index): reason for index, reason in self._reasons.items()}
+
+    def _reason(self, index: int) -> str:
+        try:
+            self._images.require_readable(index)
+        except DataError as error:  # a shard that was changed, too; the other ranks wait
+            return str(error).removeprefix(f"{self._images.files.name(index)}: ")
+        return "it could not be read when it was needed, and can be read now"
 
 
 class Skipping(Dataset):
-    """An image folder whose unreadable files are noted and passed over. A subclass says what takes their place."""
+    """Images of which unreadable ones are noted and passed over. A subclass says what takes their place."""
 
-    def __init__(self, images: ImageFolder) -> None:
+    def __init__(self, images: Images, max_bad_fraction: float) -> None:
         self.images = images
         self.classes = images.classes
-        self.bad = BadImages([path for path, _ in images.samples])
+        self.bad = BadImages(images, max_bad_fraction)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def ahead(self, indices: Sequence[int]) -> AbstractContextManager[None]:
-        """As of the image folder."""
+        """As of the images."""
         return self.images.ahead(indices)
 
 

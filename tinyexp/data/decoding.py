@@ -17,10 +17,11 @@ class UnreadableImage(DataError):
     """A file of the data set that cannot be read or decoded. The message starts with its path."""
 
 
-def decode_rgb(data: bytes, *, path: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode_rgb(data: bytes, *, path: str, max_pixels: int = MAX_PIXELS, smallest_side: int | None = None) -> Image.Image:
     """The RGB image in the bytes of one file. The content decides the format, not the name; four-colour JPEGs included.
 
-    What the header says about the size is believed before anything is decoded: 335 bytes can ask for gigabytes.
+    What the header says about the size is believed before anything is decoded: 335 bytes can ask for gigabytes. With
+    `smallest_side` a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where both sides keep that many pixels.
 
     Raises: UnreadableImage with `path` and the reason, for truncated files too: a missing part is never filled with grey.
     """
@@ -31,6 +32,9 @@ def decode_rgb(data: bytes, *, path: str, max_pixels: int = MAX_PIXELS) -> Image
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is the stricter limit
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             _require_size(image, max_pixels)
+            image.decodermaxblock = max(len(data), image.decodermaxblock)  # all at once, not in pieces of 64 KiB
+            if smallest_side is not None:
+                image.draft(None, (smallest_side, smallest_side))  # other formats know no draft and stay as they are
             return _to_rgb(image)
     except UnidentifiedImageError as error:
         found = f"it starts with {data[:12]!r}" if data else "the file is empty"
@@ -54,4 +58,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray((numpy.asarray(image) >> 8).astype(numpy.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError(f"its pixels are numbers without a range (mode {image.mode}); store it with 8 or 16 bits")
+    if image.mode == "RGB":
+        image.load()  # to convert it would copy what is RGB already
+        return image
     return image.convert("RGB")

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tinyexp.errors import DataError, TinyExpError
+from tinyexp.data.command import one_message
+from tinyexp.errors import DataError
+from tinyexp.streams import end_of_output
 
 DEFAULT_ROOT = Path("data/digits")
 NUM_IMAGES = 1797  # scikit-learn's load_digits
@@ -25,11 +27,19 @@ def write_digits(root: Path) -> Path:
     Written once: a complete folder is left alone. The split is fixed, and the index is scikit-learn's. The folder gets its
     name only when it is complete, whatever interrupts the writing and however many processes write at once.
 
-    Raises: DataError if something else lies at `root`.
+    Raises: DataError if something else lies at `root`, or it cannot be written.
     """
     root = root.expanduser().absolute()
     if is_complete(root):
         return root
+    try:
+        _write_whole(root)
+    except OSError as error:
+        raise DataError(f"the digits cannot be written to {root}: {error.strerror}; choose another folder") from error
+    return root
+
+
+def _write_whole(root: Path) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix=".digits-") as temporary:
         draft = Path(temporary) / "digits"
@@ -40,7 +50,6 @@ def write_digits(root: Path) -> Path:
             if not is_complete(root):
                 reason = f"{root} exists and is not the folder of {NUM_IMAGES:,} digits ({error.strerror})"
                 raise DataError(f"{reason}; remove it, or choose another") from error
-    return root
 
 
 def is_complete(root: Path) -> bool:
@@ -74,12 +83,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tinyexp.data.digits", description="Write the handwritten digits.")
     parser.add_argument("root", nargs="?", type=Path, default=DEFAULT_ROOT, help=f"folder to write (default {DEFAULT_ROOT})")
     root = parser.parse_args().root
-    try:
+    with one_message(interrupted="no set was written"):
         root = write_digits(root)
-    except TinyExpError as error:
-        raise SystemExit(f"error: {error}") from None
     print(f"{NUM_IMAGES:,} digits in {root}; use dataloader_cfg.data_root={root}")
 
 
 if __name__ == "__main__":
-    main()
+    with end_of_output():
+        main()

@@ -1,113 +1,57 @@
-"""Images in class folders: what a data root must hold, and the data set that reads it."""
+"""Images in class folders: what a data root must hold, and its files."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from PIL import Image
-from torchvision import datasets
-
-from tinyexp.data.byte_cache import ByteCache
-from tinyexp.data.decoding import MAX_PIXELS, decode_rgb
-from tinyexp.data.file_bytes import CachedFiles, read_file
+from tinyexp.data.class_folder import EXTENSIONS, has_image, image_paths, listed
+from tinyexp.data.file_bytes import Stamp, read_file
 from tinyexp.errors import DataError
 
-EXTENSIONS = (*datasets.folder.IMG_EXTENSIONS, ".gif")  # which files are images; the decoder goes by their content
 
+class FolderFiles:
+    """The image files of `<root>/<class>/*`, classes sorted by name.
 
-class ImageFolder(datasets.ImageFolder):
-    """The images of `<root>/<class>/*` as (transformed RGB image, class index), classes sorted by name.
+    Files and their order are those of torchvision's ImageFolder, also of folders within the classes. Hidden files, such as the
+    `._` ones that macOS leaves, and all that lies in hidden folders are left out.
 
-    The samples and their order are those of torchvision's ImageFolder, hidden files and folders left out. File bytes come
-    from `cache` where it has them, verbatim; an image decodes alike from either place.
-
-    Raises: DataError for a missing folder or an empty class; on access UnreadableImage for a file that cannot be read or
-    decoded, and DataError for an image that the transform refuses, each with its path.
+    Raises: DataError for a folder that is missing or cannot be listed, an empty class, and a link that leads in a circle.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        transform: Callable[..., Any] | None,
-        *,
-        cache: ByteCache | None = None,
-        max_pixels: int = MAX_PIXELS,
-    ) -> None:
+    def __init__(self, root: Path) -> None:
         root = root.expanduser().absolute()
+        self.root = str(root)
         try:
-            super().__init__(str(root), transform=transform, is_valid_file=is_image_name)
+            self.classes = class_folders(root)
+            if not self.classes:
+                raise FileNotFoundError(f"{root} holds no class folder")
         except OSError as error:
             raise DataError(f"{error}\nexpected {expected_layout(root.parent)}") from error
-        self.max_pixels = max_pixels
-        self._files = CachedFiles(str(root), [path for path, _ in self.samples], cache) if cache is not None else None
-        self._batch: _Batch | None = None
+        self.paths, self.targets, empty = list[str](), list[int](), []
+        for number, name in enumerate(self.classes):
+            found = image_paths(self.root, name)
+            empty += [] if found else [name]
+            self.paths += found
+            self.targets += [number] * len(found)
+        if empty:
+            raise DataError(_no_images(root, empty))
 
-    def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
-        """The class folders, and the number of each."""
-        classes = class_folders(Path(directory))
-        if not classes:
-            raise FileNotFoundError(f"{directory} holds no class folder")
-        return classes, {name: index for index, name in enumerate(classes)}
+    def name(self, position: int) -> str:
+        """The path."""
+        return self.paths[position]
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        if self._batch is None:
-            return self.__getitems__([index])[0]
-        path, target = self.samples[index]
-        image = self._image(index, self._batch)
-        if self.transform is None:
-            return image, target
-        try:
-            return self.transform(image), target
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from error
+    def names(self, positions: range) -> bytes:
+        """Below the root, with a zero byte after each."""
+        start = len(self.root) + 1
+        return os.fsencode("".join([f"{path[start:]}\0" for path in self.paths[positions.start : positions.stop]]))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:
-        """The samples of a batch, with one request to the cache. torch's loaders call it."""
-        with self.ahead(indices):
-            return [self[index] for index in indices]
+    def stamp(self, position: int) -> Stamp:
+        """Raises: OSError."""
+        found = os.stat(self.paths[position])
+        return found.st_size, found.st_mtime_ns
 
-    @contextlib.contextmanager
-    def ahead(self, indices: Sequence[int]) -> Iterator[None]:
-        """Within the block, take these images from one look into the cache; after it, what was read from disk is kept there."""
-        self._batch = _Batch(self._files.look_up(indices) if self._files is not None else {})
-        try:
-            yield
-            if self._files is not None and self._batch.read:
-                self._files.keep(self._batch.read)
-        finally:
-            self._batch = None
-
-    def _image(self, index: int, batch: "_Batch") -> Image.Image:
-        # with repeated augmentation a batch has an image several times in a row; transforms leave their input as it is
-        if batch.last is None or batch.last[0] != index:
-            batch.last = index, self._decoded(index, batch)
-        return batch.last[1]
-
-    def _decoded(self, index: int, batch: "_Batch") -> Image.Image:
-        path, _ = self.samples[index]
-        if self._files is None:
-            return decode_rgb(read_file(path)[0], path=path, max_pixels=self.max_pixels)
-        if index in batch.looked_up:
-            return decode_rgb(batch.looked_up[index], path=path, max_pixels=self.max_pixels)
-        data = self._files.read(index)
-        image = decode_rgb(data, path=path, max_pixels=self.max_pixels)
-        batch.read[index] = data  # after decoding: an unreadable or empty file is never kept
-        return image
-
-
-@dataclass
-class _Batch:
-    looked_up: dict[int, bytes]  # from the cache
-    read: dict[int, bytes] = field(default_factory=dict)  # from disk
-    last: tuple[int, Image.Image] | None = None  # that was decoded
-
-
-def is_image_name(path: str) -> bool:
-    """Whether a file is one of the images: by its extension, and not hidden, as are the `._` files that macOS leaves."""
-    return path.lower().endswith(EXTENSIONS) and not os.path.basename(path).startswith(".")
+    def read(self, position: int) -> tuple[bytes, Stamp]:
+        """Raises: UnreadableImage."""
+        return read_file(self.paths[position])
 
 
 def expected_layout(root: Path) -> str:
@@ -116,28 +60,31 @@ def expected_layout(root: Path) -> str:
 
 
 def folder_problems(root: Path, *, splits: tuple[str, ...], num_classes: int) -> list[str]:
-    """Why the data root cannot serve these splits and classes; lists folders, opens no file.
-
-    One missing folder is one problem. Class names are compared only where every folder could be listed.
-    """
-    root = root.expanduser().absolute()
-    missing = [str(root / split) for split in splits if not os.path.isdir(root / split)]
-    if missing:
-        return [
-            f"dataloader_cfg.data_root: no folder {' and no folder '.join(missing)}; expected {expected_layout(root)}; "
-            "set dataloader_cfg.data_root or the environment variable IMAGENET_HOME, or dataloader_cfg.fake_data=true"
-        ]
-    try:
-        classes = {split: class_folders(root / split) for split in splits}
-    except OSError as error:
-        return [f"dataloader_cfg.data_root: {error.filename} cannot be listed: {error.strerror}; give this user access"]
-    return _class_problems(root, classes, num_classes)
+    """Why the class folders of these splits cannot serve so many classes; lists folders, opens no file. Raises: OSError."""
+    classes = {split: class_folders(root / split) for split in splits}
+    if problems := _class_problems(root, classes, num_classes):
+        return problems
+    for split, names in classes.items():
+        try:
+            empty = [name for name in names if not has_image(f"{root}/{split}", name)]
+        except DataError as error:
+            problems.append(f"dataloader_cfg.data_root: {error}")
+            continue
+        problems += [f"dataloader_cfg.data_root: {_no_images(root / split, empty)}"] if empty else []
+    return problems
 
 
 def class_folders(split_folder: Path) -> list[str]:
     """Sorted names of the class folders of one split. Hidden ones (`.ipynb_checkpoints`) are no classes."""
-    with os.scandir(split_folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in listed(split_folder) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _no_images(split_folder: Path, classes: list[str]) -> str:
+    which = f"{len(classes)} class folders hold" if len(classes) > 1 else "a class folder holds"
+    return (
+        f"{which} no image ({', '.join(EXTENSIONS)}): {split_folder}/{_some(classes, [])}; put images there, or remove "
+        f"{'them' if len(classes) > 1 else 'it'} from train and val; expected {expected_layout(split_folder.parent)}"
+    )
 
 
 def _class_problems(root: Path, classes: dict[str, list[str]], num_classes: int) -> list[str]:
@@ -153,8 +100,9 @@ def _class_problems(root: Path, classes: dict[str, list[str]], num_classes: int)
         return []
     if not names:
         return [f"dataloader_cfg.data_root: {root}/{first} holds no class folder; expected {expected_layout(root)}"]
+    found = f"{len(names)} class folder{'s' * (len(names) > 1)}"
     return [
-        f"dataloader_cfg.data_root: {root}/{first} has {len(names)} class folders, but module_cfg.num_classes={num_classes}; "
+        f"dataloader_cfg.data_root: {root}/{first} has {found}, but module_cfg.num_classes={num_classes}; "
         f"set module_cfg.num_classes={len(names)}, or dataloader_cfg.data_root to the set with {num_classes} classes"
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from tinyexp.data.bad_images import Skipping
-from tinyexp.data.image_folder import ImageFolder
+from tinyexp.data.images import Images
 from tinyexp.data.samplers import SampleKey
 from tinyexp.process import preserve_random_state, seed_cpu_generators
 
@@ -30,7 +30,7 @@ class SeededImages(Dataset):
     def __getitems__(self, keys: Sequence[SampleKey]) -> list[Any]:
         """A batch. torch's loaders call it."""
         images, indices = self.images, [key.index for key in keys]
-        with images.ahead(indices) if isinstance(images, ImageFolder | Skipping) else contextlib.nullcontext():
+        with images.ahead(indices) if isinstance(images, Images | Skipping) else contextlib.nullcontext():
             return [self[key] for key in keys]
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@
 The same class, loop and keys as `vit_tp_exp`; only sizes differ. Measured figures stand in docs/vit_tp.md.
 """
 
+import shlex
 from dataclasses import dataclass, field
 
 from tinyexp.accelerators.ema import EmaCfg
@@ -48,6 +49,11 @@ class DigitsDemo(VitTpExp):
     optimizer_cfg: OptimizerCfg = field(default_factory=lambda: OptimizerCfg(lr=1.2e-2))  # 1.5e-3 at the global batch of 64
     lr_scheduler_cfg: LrSchedulerCfg = field(default_factory=lambda: LrSchedulerCfg(warmup_epochs=4))
     ema_cfg: EmaCfg = field(default_factory=lambda: EmaCfg(model_ema_decay=0.99))  # the run has 1,320 steps, not 750,000
+
+    def problems(self) -> list[str]:
+        """With the command that writes the digits, where they are missing."""
+        hint = f"; python -m tinyexp.data.digits {shlex.quote(self.dataloader_cfg.data_root)} writes the digits"
+        return [line + hint if line.startswith("dataloader_cfg.data_root: no folder") else line for line in super().problems()]
 
 
 if __name__ == "__main__":

@@ -1,126 +1,39 @@
-"""What every mode of the DeiT experiment stands on: its keys and checks, its model and state, and the modes that train nothing.
-
-Recipe defaults are those of facebookresearch/deit main.py @ 7e160fe4 and stand at the keys of each configuration.
-"""
+"""What every mode of the DeiT experiment stands on: its model and state, and the modes that train nothing."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from tinyexp.accelerators.base import Accelerator
 from tinyexp.accelerators.config import AcceleratorCfg
-from tinyexp.accelerators.ema import EmaCfg
 from tinyexp.bench.comparison import runs_to_compare, show_comparison
-from tinyexp.bench.plan import plan_page
-from tinyexp.bench.throughput import BenchCfg, BenchResult, measure_training_step
-from tinyexp.bench.verify import Row, Subject, VerifyCfg, compare, show_rows
-from tinyexp.data.loaders import DataLoaderCfg
-from tinyexp.errors import ConfigError
-from tinyexp.experiment.base import TinyExp
-from tinyexp.experiment.run_folder import set_earlier_run_aside
-from tinyexp.launch.ray_resources import NodeGroup
-from tinyexp.launch.ray_workers import RayCfg
-from tinyexp.models.vit.build import (
-    ModuleCfg,
-)
+from tinyexp.bench.throughput import BenchResult, measure_training_step
+from tinyexp.bench.verify import Row, Subject, compare, show_rows
+from tinyexp.examples.run_start import find_start, take_folder
+from tinyexp.examples.vit_keys import VitKeys
+from tinyexp.masking import masked, masked_values
 from tinyexp.models.vit.convert import convert_fused_qkv_to_split, convert_split_qkv_to_fused
 from tinyexp.models.vit.plan import build_tp_parallelize_plan, residual_stream
-from tinyexp.observability.log import show_summary, write_summary
-from tinyexp.observability.wandb_log import WandbCfg
+from tinyexp.observability import step_log, tensorboard_log
+from tinyexp.observability.log import dispensable, show_summary, write_summary
+from tinyexp.observability.status import Status
+from tinyexp.observability.watch import RunWatch, sinks_of_run
 from tinyexp.process import Axis, Environment, seed_everything
-from tinyexp.redis_cache.config import RedisCfg
-from tinyexp.training.checkpoint import AUTO, CheckpointCfg, newest_good, resume
+from tinyexp.training.checkpoint import resume
 from tinyexp.training.checkpoint_file import read_checkpoint
-from tinyexp.training.loss import LossCfg
-from tinyexp.training.optimizer import OptimizerCfg
-from tinyexp.training.recipe import departures
-from tinyexp.training.schedule import LrSchedulerCfg
 from tinyexp.training.snapshot import OfficialLayout
 from tinyexp.training.state import TrainState
-from tinyexp.training.weights import load_pretrained, source_problems
+from tinyexp.training.weights import load_pretrained
 
-TP_ADVICE = "a smaller accelerator_cfg.tp_size, or accelerator_cfg.tp_across_nodes=true where the network is fast enough"
 LAYOUT = OfficialLayout(to_official=convert_split_qkv_to_fused, from_official=convert_fused_qkv_to_split)
 
 
 @dataclass
-class VitExperiment(TinyExp):
+class VitExperiment(VitKeys):
     """A vision transformer on a mesh of processes."""
-
-    modes: ClassVar[tuple[str, ...]] = ("train", "eval", "bench", "verify", "plan")
-
-    launcher: str = "ray"  # ray: Ray starts the processes; local: this command does; mp: it is one rank of torchrun or by hand
-    epochs: int = 300  # passes over the sampler's selection; DeiT main.py --epochs
-    max_train_steps: int = -1  # optimizer steps of the whole run, exact; -1: as many as the epochs have
-    resume_from: str = ""  # a checkpoint of ours or an official one to continue; auto: the newest good one of the run folder
-    ray_cfg: RayCfg = field(default_factory=lambda: RayCfg(ray_num_worker=2, ray_num_cpus_per_worker=12))
-    accelerator_cfg: AcceleratorCfg = field(default_factory=AcceleratorCfg)
-    module_cfg: ModuleCfg = field(default_factory=ModuleCfg)
-    dataloader_cfg: DataLoaderCfg = field(default_factory=DataLoaderCfg)
-    loss_cfg: LossCfg = field(default_factory=LossCfg)
-    optimizer_cfg: OptimizerCfg = field(default_factory=OptimizerCfg)
-    lr_scheduler_cfg: LrSchedulerCfg = field(default_factory=LrSchedulerCfg)
-    ema_cfg: EmaCfg = field(default_factory=EmaCfg)
-    checkpoint_cfg: CheckpointCfg = field(default_factory=CheckpointCfg)
-    bench_cfg: BenchCfg = field(default_factory=BenchCfg)
-    verify_cfg: VerifyCfg = field(default_factory=VerifyCfg)
-    redis_cfg: RedisCfg = field(default_factory=RedisCfg)
-    wandb_cfg: WandbCfg = field(default_factory=WandbCfg)
-
-    def problems(self) -> list[str]:
-        """Everything about this configuration that cannot work. Builds the model on the meta device, so no weight exists yet."""
-        model_problems = self.module_cfg.problems() + self.accelerator_cfg.problems()
-        found = super().problems() + model_problems
-        for section in (
-            self.loss_cfg,
-            self.optimizer_cfg,
-            self.lr_scheduler_cfg,
-            self.ema_cfg,
-            self.checkpoint_cfg,
-            self.bench_cfg,
-            self.verify_cfg,
-            self.wandb_cfg,
-        ):
-            found += section.problems()
-        if self.epochs < 1:
-            found.append(f"epochs={self.epochs}: a number of at least 1 is needed")
-        if self.max_train_steps != -1 and self.max_train_steps < 1:
-            found.append(f"max_train_steps={self.max_train_steps}: a number of at least 1 is needed, or -1 for no limit")
-        if self.module_cfg.img_size != self.dataloader_cfg.input_size:
-            found.append(
-                f"module_cfg.img_size={self.module_cfg.img_size} and dataloader_cfg.input_size={self.dataloader_cfg.input_size}: "
-                "the model takes the images of the loader; set both to one size"
-            )
-        found += self._weights_problems()
-        if self.mode in ("train", "eval"):
-            splits = ("train", "val") if self.mode == "train" else ("val",)
-            found += self.dataloader_cfg.problems(
-                mixup_active=self.loss_cfg.mixes, num_classes=self.module_cfg.num_classes, splits=splits
-            )
-        if self.mode == "train":
-            found += self.redis_cfg.problems()
-        if not model_problems:
-            found += self._mesh_problems()
-        return found
-
-    def departures(self) -> list[str]:
-        """Where the effective run on this machine is not the official recipe, and why that matters."""
-        cfg, on_gpu = self.accelerator_cfg, self.ray_cfg.ray_num_gpus_per_worker and torch.cuda.device_count()
-        try:
-            replicas = cfg.num_replicas(cfg.mesh_shape(self.num_processes() or 1))
-        except ConfigError:
-            return []  # `problems` says what is wrong with the mesh
-        batch = self.dataloader_cfg.train_batch_size_per_device * replicas
-        return departures(asdict(self), global_batch=batch, precision=cfg.effective_precision("cuda" if on_gpu else "cpu"))
-
-    def node_group(self) -> NodeGroup:
-        """A tensor-parallel group talks at every layer, so it stays on one node."""
-        return NodeGroup(self.accelerator_cfg.ranks_on_one_node(), TP_ADVICE)
 
     def run(self) -> Any:
         """One rank's whole run. Returns what rank 0 shows in `report`."""
@@ -137,7 +50,8 @@ class VitExperiment(TinyExp):
             runs = runs_to_compare(accelerator.mesh.shape, *runs[0], multiple_of=multiple_of)
         results = [self._measure(cfg, batch) for cfg, batch in runs]
         if accelerator.is_main:
-            write_summary(self.run_folder, {"runs": [result.record() for result in results]}, name="bench.json")
+            with dispensable(self.run_folder / "bench.json"):
+                write_summary(self.run_folder, {"runs": [result.record() for result in results]}, name="bench.json")
         return results
 
     def _measure(self, cfg: AcceleratorCfg, batch: int) -> BenchResult:
@@ -166,15 +80,18 @@ class VitExperiment(TinyExp):
     def build_state(self, accelerator: Accelerator, facts: dict[str, Any] | None = None) -> TrainState:
         """Build, load weights, shard, build the optimizer, resume: in this order, on every rank.
 
-        `facts` about this run are compared with those of the one that is resumed.
+        `facts` about this run are compared with those of the one that is resumed, and of an evaluation with those of the run
+        that trained its weights. A training has its run folder then: what another run has left there is moved aside only after
+        all ranks have loaded what they continue from.
         """
         seed_everything(self.seed + accelerator.replica.rank)
         model = self.module_cfg.build()
         if self.module_cfg.pretrained_from:
             source = self.module_cfg.pretrained_from
-            loaded = load_pretrained(model, source, LAYOUT.from_official, may_drop_head=self.mode == "train")
+            trains, classes = self.mode == "train", (facts or {}).get("classes", ())
+            loaded = load_pretrained(model, source, LAYOUT.from_official, may_drop_head=trains, classes=() if trains else classes)
             if accelerator.is_main:
-                print(f"from {source}: {loaded}", flush=True)
+                print(f"from {masked(source)}: {loaded}", flush=True)
         accelerator.prepare(model)
         optimizer = self.optimizer_cfg.build(model, global_batch=self._global_batch(accelerator))
         state = TrainState(
@@ -183,63 +100,68 @@ class VitExperiment(TinyExp):
             lr_scheduler=self.lr_scheduler_cfg.build(optimizer, epochs=self.epochs, seed=self.seed),
             ema=self.ema_cfg.build(accelerator.parameters) if self.mode != "eval" or self.resume_from else None,
         )
-        source = self._resume_source(accelerator)
-        if source:
-            notes = resume(state, read_checkpoint(source), LAYOUT, source=source, facts=facts)
+        start = find_start(self, accelerator)
+        if start.source:
+            args = asdict(self) if self.mode == "train" else None  # an evaluation uses neither optimizer nor schedule
+            notes = resume(state, read_checkpoint(start.source), LAYOUT, source=start.source, args=args, facts=facts)
+            state.resumed_from = start.source
             if accelerator.is_main:
                 position = f"epoch {state.epoch}, step {state.epoch_step} of it, {state.step} steps in all"
-                print("\n  ".join([f"resumed from {source} at {position}", *notes]), flush=True)
+                print("\n  ".join([f"resumed from {start.source} at {position}", *notes]), flush=True)
+        if self.mode == "train":
+            take_folder(self, start, accelerator)
         return state
 
-    def _resume_source(self, accelerator: Accelerator) -> str:
-        """The checkpoint to continue from, the same on every rank; empty where the run starts anew.
+    def plan_of_run(self, state: TrainState, num_steps: int) -> str:
+        """What a training says before its first step."""
+        accelerator, global_batch = state.accelerator, self._global_batch(state.accelerator)
+        batch = self.dataloader_cfg.train_batch_size_per_device
+        lines = [
+            f"{self.module_cfg.model_name}: {accelerator.parameters.num_whole():,} parameters on "
+            f"{self.accelerator_cfg.label(accelerator.mesh.shape)}, {accelerator.device}, {accelerator.precision}, "
+            f"{torch.get_num_threads()} threads a rank",
+            f"global batch {global_batch} = {batch} images x {accelerator.replica.size} replicas; lr {self.optimizer_cfg.lr:g} x "
+            f"{global_batch} / 512 = {self.optimizer_cfg.scaled_lr(global_batch):g}; "
+            f"{num_steps} steps an epoch, {self.epochs} epochs",
+        ]
+        if padding := accelerator.parameters.padding():
+            lines.append(f"filled up with zeros, so that {accelerator.mesh.tp.size} ranks hold equal parts: {padding}")
+        if departing := self.departures():
+            lines += ["this run departs from the official recipe:", *(f"  {line}" for line in departing)]
+        return "\n".join(lines)
 
-        A rank that a launcher has started again continues from what the attempts before it have saved, if anything.
-        """
-        source, found, again = self.resume_from, None, Environment.read().attempt > 0
-        if accelerator.is_main and (again or source == AUTO):
-            found = newest_good(self.run_folder, self.checkpoint_cfg)
-            if found is None and source == AUTO:
-                print(f"resume_from=auto: {self.run_folder} holds no checkpoint, the run starts anew", flush=True)
-        source = accelerator.exchange(str(found) if found else "" if source == AUTO else source)[0]
-        continues = bool(source) and Path(source).expanduser().absolute().parent == self.run_folder.absolute()
-        if accelerator.is_main and self.mode == "train" and not continues and not again:
-            names = [*self.checkpoint_cfg.patterns(), "log.txt", "summary.json", "curves.png"]
-            if aside := set_earlier_run_aside(self.run_folder, names):
-                print(f"what an earlier run has left in {self.run_folder} lies in {aside} now", flush=True)
-        return source
+    def watch(self, state: TrainState, *, steps_in_epoch: int) -> RunWatch:
+        """What a training run tells while it goes. For a `with` block on every rank; the main one tells."""
+        steps = self.epochs * steps_in_epoch
+        now = Status(
+            epoch=state.epoch,
+            epochs=self.epochs,
+            steps_in_epoch=steps_in_epoch,
+            steps=steps if self.max_train_steps < 0 else min(steps, self.max_train_steps),
+            first_step=state.step,
+        )
+        if not state.accelerator.is_main:
+            return RunWatch(now)
+        sections = (self.tensorboard_cfg, self.wandb_cfg, self.mlflow_cfg)
+        told = masked_values(asdict(self))
+        openers = sinks_of_run(self.run_folder, state.step, state.epoch, *sections, run_name=self.exp_name, config=told)
+        return RunWatch(now, folder=self.run_folder, openers=openers)
+
+    def watched_files(self) -> dict[str, str | None]:
+        """Where the curves of a training run lie, for its summary."""
+        events = str(self.run_folder / tensorboard_log.FOLDER) if self.tensorboard_cfg.enable_tensorboard else None
+        return {"metrics": str(self.run_folder / step_log.FILE), "tensorboard": events}
 
     def report(self, result: Any) -> None:
         """Close a training run with a table of what was reached and where it lies, a verification with its verdict."""
         if self.mode == "train":
-            show_summary(self.exp_name, result)
+            from tinyexp.report.write import try_report  # what draws it is loaded by this process alone
+
+            show_summary(self.exp_name, result | (try_report(self.run_folder) if self.write_report else {}))
         elif self.mode == "bench":
             show_comparison(result)
         elif self.mode == "verify":
             show_rows(result)
-
-    @property
-    def starts_processes(self) -> bool:
-        return self.mode != "plan"
-
-    def needed_bytes(self) -> int:
-        """Of two checkpoints: weights, their average and two moments, in float32, or float64."""
-        numbers = sum(parameter.numel() for parameter in self._on_meta().parameters())
-        return 2 * numbers * (4 if self.ema_cfg.model_ema else 3) * (8 if self.accelerator_cfg.precision == "fp64" else 4)
-
-    def preview(self) -> str:
-        """`mode=plan`: what this run would shard, send and hold."""
-        on_gpu = self.ray_cfg.ray_num_gpus_per_worker and self.accelerator_cfg.device != "cpu"
-        return plan_page(
-            self.accelerator_cfg,
-            self._on_meta(),
-            build_plan=build_tp_parallelize_plan,
-            residual_stream=residual_stream,
-            num_processes=self.num_processes() or 1,
-            device_type="cuda" if on_gpu else "cpu",
-            batch=self.dataloader_cfg.train_batch_size_per_device,
-            averaged=self.ema_cfg.model_ema,
-        )
 
     def _accelerator(self, cfg: AcceleratorCfg) -> Accelerator:
         device = cfg.device if self.ray_cfg.ray_num_gpus_per_worker else "cpu"
@@ -272,21 +194,3 @@ class VitExperiment(TinyExp):
 
     def _global_batch(self, accelerator: Accelerator) -> int:
         return self.dataloader_cfg.train_batch_size_per_device * accelerator.replica.size
-
-    def _weights_problems(self) -> list[str]:
-        if self.mode == "eval" and not (self.module_cfg.pretrained_from or self.resume_from):
-            return ["mode=eval has no weights to evaluate; set module_cfg.pretrained_from=<path or URL> or resume_from=<path>"]
-        return source_problems({"module_cfg.pretrained_from": self.module_cfg.pretrained_from, "resume_from": self.resume_from})
-
-    def _mesh_problems(self) -> list[str]:
-        """Whether the processes form a mesh, and whether the model can be sharded over it."""
-        num_processes = self.num_processes()
-        if num_processes is None:
-            return []  # a cluster decides, and the ranks check again
-        model, drop_rate = self._on_meta(), self.module_cfg.drop_rate
-        return self.accelerator_cfg.mesh_problems(num_processes, model, build_tp_parallelize_plan, drop_rate=drop_rate)
-
-    def _on_meta(self) -> VisionTransformer:
-        """The model without memory for its weights."""
-        with torch.device("meta"):
-            return self.module_cfg.build()

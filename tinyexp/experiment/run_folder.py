@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from tinyexp.errors import MachineError
 from tinyexp.process import host_name
 
 LOCK = ".lock"
+FLOCK = "hhqqi0q"  # Linux's struct flock: kind, whence, first byte, number of bytes, pid
 EARLIER = "earlier-{}"  # folders to which a new run moves what it finds
 
 
@@ -42,6 +44,20 @@ def owned(folder: Path, *, needed_bytes: int = 0) -> Iterator[None]:
         lock.flush()
         _probe(folder, needed_bytes)
         yield
+
+
+def is_owned(folder: Path) -> bool:
+    """Whether another process owns the run folder just now. It takes nothing, so that a run can begin meanwhile.
+
+    Not for the owner, whose lock this look would release.
+    """
+    asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with open(folder / LOCK, "rb") as lock:
+            kind, *_ = struct.unpack(FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, asked))
+    except OSError:
+        return False  # no run has been here, or none could have locked the folder
+    return kind != fcntl.F_UNLCK
 
 
 def set_earlier_run_aside(folder: Path, names: Sequence[str]) -> Path | None:

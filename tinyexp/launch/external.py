@@ -20,6 +20,7 @@ from tinyexp.launch.worker import (
     run_as_rank,
     write_whole_lines,
 )
+from tinyexp.masking import masked
 from tinyexp.process import Environment, die_with_parent, threads_per_rank
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
@@ -29,7 +30,7 @@ def run_external(fn: Callable[[], Any]) -> list[Any]:
     """The result of `fn()` in this process, alone, where nothing has set RANK; it returns in this case only.
 
     As one rank of several the process ends here, with status 0 or that of the error, which is printed to stderr as
-    `rank 1 of 2: ValueError: message`.
+    `error: rank 1 of 2: ValueError: message`.
 
     Raises: MachineError if the variables of the group contradict each other.
     """
@@ -55,7 +56,7 @@ def run_external(fn: Callable[[], Any]) -> list[Any]:
 
 
 def _explain(failure: Failure, environment: Environment) -> None:
-    line = failure.line(environment.world.rank, environment.world.size)
+    line = f"error: {masked(failure.line(environment.world.rank, environment.world.size))}"
     if failure.type_name == Stopped.__name__:
         return  # the run itself has said where it stopped
     if failure.is_peer_loss:
@@ -63,7 +64,7 @@ def _explain(failure: Failure, environment: Environment) -> None:
         cause = f"{absent} did not come" if failure.is_timeout else "another rank failed"
         print(f"{line}\n(most likely because {cause})", file=sys.stderr, flush=True)
     else:
-        print("\n\n".join(filter(None, [line, failure.traceback])), file=sys.stderr, flush=True)
+        print("\n\n".join(filter(None, [line, masked(failure.traceback)])), file=sys.stderr, flush=True)
 
 
 def _absent_ranks(environment: Environment) -> str:

@@ -58,6 +58,7 @@ class NodeWatch:
                 threading.Thread(target=self._watch_node, args=(link, address[0], token), daemon=True).start()
 
     def _watch_node(self, link: socket.socket, address: str, token: str) -> None:
+        self._links.append(link)  # at once: whoever is connected gets the goodbye of a rank that leaves just now
         with suppress(OSError, ValueError):  # no rank of ours
             link.settimeout(CONNECT_S)
             shown, name = json.loads(link.recv(GREETING_BYTES))
@@ -68,6 +69,7 @@ class NodeWatch:
         with suppress(RuntimeError, OSError):  # rank 0 has no watch, or is gone already: collectives fail by themselves
             port, token = json.loads(self._store().get(self._key()))
             link = socket.create_connection((self._environment.master_addr, port), timeout=CONNECT_S)
+            self._links.append(link)
             link.sendall(json.dumps([token, host_name()]).encode())
             self._await_end(link, f"of rank 0 ({self._environment.master_addr})")
 
@@ -75,7 +77,6 @@ class NodeWatch:
         """Return after a goodbye; end this process, and with it the run, when the connection ends without one."""
         notice_silence(link)
         link.settimeout(None)
-        self._links.append(link)
         line = f"the ranks on node {node} have ended without a report: the node is lost, or its own output says why"
         try:
             if link.recv(1):

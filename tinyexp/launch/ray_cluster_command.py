@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import math
 import os
-import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,43 +18,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
 from tinyexp.errors import ConfigError, MachineError, TinyExpError
+from tinyexp.launch.cluster_node import CONNECT_S, PORT, Address, Node, address_of_head
 from tinyexp.launch.output import SILENCE_S
 from tinyexp.launch.ray_cluster import OBJECT_STORE_BYTES, SETTINGS, joined_cluster, private_folder
-from tinyexp.launch.rendezvous import interface_addresses, source_address
+from tinyexp.launch.ray_token import fetch_token, published_token
+from tinyexp.launch.rendezvous import source_address
 from tinyexp.launch.supervise import GRACE_S, POLL_S
-from tinyexp.process import die_with_parent, host_name
+from tinyexp.process import host_name
 from tinyexp.signals import StopRequest
+from tinyexp.wrapped import run_wrapped
 
-PORT = 6379  # Ray's own default
-CONNECT_S = 5.0
 START_S = 120.0  # for the head to answer
 STOP_S = 3.0  # for Ray to end by itself
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the head of the cluster is to be reached, as the user wrote it."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True)
-class Node:
-    """This machine's part."""
-
-    rank: int
-    count: int
-    head: Address
-    timeout_s: float
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,7 +65,7 @@ def parse(arguments: Sequence[str]) -> tuple[Node, list[str]]:
     parser.add_argument("--timeout-s", type=float, default=300.0, help="seconds to wait for the other machines; default 300")
     parser.add_argument("command", nargs="+", help="and its arguments, after --")
     found = parser.parse_args(arguments)
-    head, problems = _address(found.head_addr), []
+    head, problems = Address.of(found.head_addr), []
     if found.node_count < 1:
         problems.append(f"--node-count {found.node_count}: a number of at least 1 is needed")
     elif not 0 <= found.node_rank < found.node_count:
@@ -96,8 +74,10 @@ def parse(arguments: Sequence[str]) -> tuple[Node, list[str]]:
         problems.append(
             f"--head-addr {found.head_addr}: HOST or HOST:PORT is needed, an IPv6 address in brackets: [fd00::1]:6379"
         )
-    if found.timeout_s <= 0:
+    if not found.timeout_s > 0:  # nor nan
         problems.append(f"--timeout-s {found.timeout_s:g}: a number of seconds above 0 is needed")
+    if found.node_rank == 0 and shutil.which(found.command[0]) is None:
+        problems.append(f"the command {found.command[0]}: this machine has no such program, or may not start it")
     if problems or head is None:
         raise ConfigError("\n  ".join(["these arguments cannot work:", *problems]))
     return Node(found.node_rank, found.node_count, head, found.timeout_s), found.command
@@ -105,22 +85,22 @@ def parse(arguments: Sequence[str]) -> tuple[Node, list[str]]:
 
 def lead(node: Node, command: Sequence[str], stop: StopRequest) -> int:
     """Start the head, wait for the other nodes, run the command. Its exit status."""
-    address = _own_address(node)
+    address = address_of_head(node)
     cluster = str(Address(address, node.head.port))
-    if _answers(Address(address, node.head.port)):
+    if Address(address, node.head.port).answering():
         raise MachineError(f"something listens at {cluster} already; end it, or use --head-addr {node.head.host}:<another port>")
-    with _published_token(node), private_folder() as folder:
+    with published_token(node), private_folder() as folder:
         settings = ["--head", f"--port={node.head.port}", "--include-dashboard=false", "--disable-usage-stats"]
         with _ray(settings, address, folder) as ray:
-            ray.wait_until(lambda: _answers(Address(address, node.head.port)), "the head does not answer", START_S, stop)
+            ray.wait_until(lambda: Address(address, node.head.port).answering(), "the head does not answer", START_S, stop)
             _await_nodes(node, cluster, stop)
-            return _run(command, os.environ | {"RAY_ADDRESS": cluster}, ray, stop)
+            return run_wrapped(command, os.environ | {"RAY_ADDRESS": cluster}, stop, watch=ray.raise_if_ended)
 
 
 def follow(node: Node, stop: StopRequest) -> int:
     """Be part of the cluster until its head ends; after a signal, for GRACE_S at most, after a second one no longer."""
     deadline = time.monotonic() + node.timeout_s
-    while not (head := _answers(node.head)):
+    while not (head := node.head.answering()):
         stop.raise_if_asked()
         if time.monotonic() > deadline:
             raise MachineError(
@@ -128,7 +108,7 @@ def follow(node: Node, stop: StopRequest) -> int:
                 "0 on that machine, check that this one reaches its port, or wait longer with --timeout-s"
             )
         time.sleep(POLL_S)
-    _fetch_token(node)
+    fetch_token(node)
     # by IP address: gRPC's own resolver does not know every name that this machine knows (Ray 2.60)
     settings = [f"--address={Address(head, node.head.port)}"]
     with private_folder() as folder, _ray(settings, source_address(head), folder) as ray:
@@ -212,105 +192,6 @@ def _await_nodes(node: Node, cluster: str, stop: StopRequest) -> None:
                     f"on the others with their --node-rank and --head-addr {node.head}, or wait longer with --timeout-s"
                 )
             time.sleep(POLL_S)
-
-
-def _run(command: Sequence[str], variables: dict[str, str], ray: RayProcess, stop: StopRequest) -> int:
-    """The exit status of the command, to which signals are passed on."""
-    try:
-        # in a session of its own, so that Ctrl-C at a terminal reaches it once, through us
-        process = subprocess.Popen(command, env=variables, start_new_session=True, preexec_fn=die_with_parent)
-    except OSError as error:
-        raise ConfigError(f"the command {command[0]} cannot be started: {error.strerror}") from None
-    passed_on = 0
-    try:
-        while process.poll() is None:
-            if stop.count > passed_on:
-                passed_on = stop.count
-                process.send_signal(stop.number)
-            ray.raise_if_ended()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_S)
-    finally:
-        process.kill()
-        process.wait()
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-def _own_address(node: Node) -> str:
-    """The address of this machine, the head, at which the others reach it.
-
-    On many distributions a machine's own name is a loopback address to itself. Then its other address is meant, if it has one.
-    """
-    address = source_address(node.head.host)
-    if not address or (ip_address(address).is_loopback and node.count > 1):
-        others = {str(found): name for name, found in interface_addresses() if found.version == 4 and not found.is_loopback}
-        if address and len(others) == 1:
-            return next(iter(others))
-        shown = ", ".join(f"{found} ({name})" for found, name in others.items()) or "none"
-        raise MachineError(
-            f"--head-addr {node.head.host} is {address or 'no known address'} on the machine itself, node 0 ({host_name()}), "
-            f"where the others cannot reach it; give, on all nodes, the one of its addresses that leads to them: {shown}"
-        )
-    return address
-
-
-def _answers(address: Address) -> str:
-    """The IP address at which something answers; empty where nothing does."""
-    with suppress(OSError), socket.create_connection((address.host, address.port), timeout=CONNECT_S) as link:
-        return link.getpeername()[0]
-    return ""
-
-
-def _address(text: str) -> Address | None:
-    host, _, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", str(PORT))
-    bare = host.removeprefix("[").removesuffix("]")
-    if not bare or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        return None
-    return Address(bare, int(port))
-
-
-@contextlib.contextmanager
-def _published_token(node: Node) -> Iterator[None]:
-    """The secret of the cluster, in this process's variables; for the other nodes in a file of the user's home too."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if _has_token():
-        yield
-        return
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    path = _token_path(node)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.unlink(missing_ok=True)  # of a head that was killed
-    try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(os.environ["RAY_AUTH_TOKEN"])
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _fetch_token(node: Node) -> None:
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    if _has_token():
-        return
-    path = _token_path(node)
-    try:
-        os.environ["RAY_AUTH_TOKEN"] = path.read_text().strip()  # the head wrote it before it answered
-    except OSError as error:
-        raise MachineError(
-            f"node {node.rank} ({host_name()}) has no token for the cluster at {node.head}: RAY_AUTH_TOKEN is not set and {path} "
-            f"cannot be read ({error.strerror}); start all nodes with the same --head-addr and a home folder that they share, or "
-            "set RAY_AUTH_TOKEN to one secret on all of them (openssl rand -hex 32)"
-        ) from None
-
-
-def _has_token() -> bool:
-    return os.environ["RAY_AUTH_MODE"] != "token" or bool(
-        os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    )
-
-
-def _token_path(node: Node) -> Path:
-    return Path.home() / ".tinyexp" / f"ray-token-{node.head.host}-{node.head.port}"
 
 
 if __name__ == "__main__":

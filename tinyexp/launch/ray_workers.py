@@ -15,9 +15,16 @@ from tinyexp.launch.report import results
 from tinyexp.launch.restart import with_restarts
 from tinyexp.launch.supervise import collect
 from tinyexp.launch.worker import Outcome
+from tinyexp.limits import SECONDS, Range, range_problems
 from tinyexp.process import available_cores
 from tinyexp.signals import StopRequest
 
+RANGES = {
+    "ray_num_worker": Range(1, 100_000, "-1 fills the machine or the cluster", special=-1),
+    "ray_num_gpus_per_worker": Range(0.001, 1000.0, "0 runs on the CPU, below 1 several workers share a GPU", special=0),
+    "ray_num_cpus_per_worker": Range(1, 100_000),
+    "ray_placement_timeout_s": SECONDS,
+}
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 logger = logging.getLogger("tinyexp")
@@ -35,18 +42,12 @@ class RayCfg:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each, whatever the machine."""
-        found = []
-        if self.ray_num_worker < 1 and self.ray_num_worker != -1:
-            found.append(f"ray_cfg.ray_num_worker={self.ray_num_worker}; use 1 or more, or -1 to fill the cluster")
+        found = list(range_problems("ray_cfg.", self, RANGES))
         gpus = self.ray_num_gpus_per_worker
-        if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        if RANGES["ray_num_gpus_per_worker"].holds(gpus) and gpus > 1 and gpus != int(gpus):
             found.append(f"ray_cfg.ray_num_gpus_per_worker={gpus}; use 0.0 for the CPU, a part of one GPU, or a whole number")
-        if self.ray_num_cpus_per_worker < 1:
-            found.append(f"ray_cfg.ray_num_cpus_per_worker={self.ray_num_cpus_per_worker}; use 1 or more")
         if self.ray_placement_strategy not in STRATEGIES:
             found.append(f"ray_cfg.ray_placement_strategy={self.ray_placement_strategy}; use one of {', '.join(STRATEGIES)}")
-        if self.ray_placement_timeout_s <= 0:
-            found.append(f"ray_cfg.ray_placement_timeout_s={self.ray_placement_timeout_s}; use a number of seconds above 0")
         return found
 
 

@@ -1,7 +1,6 @@
 """What one rank does around the function it runs: take its place, run, report, leave."""
 
 import faulthandler
-import io
 import logging
 import multiprocessing
 import os
@@ -16,13 +15,20 @@ from typing import Any, NoReturn
 
 from tinyexp.errors import PeerFailed, TinyExpError, WorkerFailed
 from tinyexp.launch.advice import advice
+from tinyexp.streams import STDERR, STDOUT, Output, nowhere
 
 THIS_FOLDER = os.path.dirname(__file__)
 
 STACKS_SIGNAL = signal.SIGUSR1  # a rank that gets it prints where it is
 
 # What torch, gloo, NCCL and the store say on a rank whose only trouble is that another rank fell silent or went away.
-TIMEOUT_PHRASES = ("timed out", "wait timeout", "socket timeout", "collective operation timeout")
+TIMEOUT_PHRASES = (
+    "timed out",
+    "wait timeout",
+    "socket timeout",
+    "collective operation timeout",
+    "application timeout",  # gloo, of a collective in flight beside the one that timed out: that one closes their connection
+)
 PEER_LOSS_PHRASES = (
     *TIMEOUT_PHRASES,
     "closed by peer",
@@ -51,6 +57,7 @@ class Failure:
     exit_status: int = WorkerFailed.exit_status
     is_peer_loss: bool = False  # only the echo of another rank's failure
     is_timeout: bool = False  # such an echo, of a rank that did not come
+    is_ours: bool = False  # its message is written for the user, whom the name of its class tells nothing
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
@@ -62,11 +69,13 @@ class Failure:
             exit_status=_exit_status(error),
             is_peer_loss=is_peer_loss(error),
             is_timeout=is_timeout(error),
+            is_ours=isinstance(error, TinyExpError),
         )
 
     def line(self, rank: int, num_processes: int) -> str:
-        """`rank 1 of 2: ValueError: message`, the first line that a reader should meet."""
-        return f"rank {rank} of {num_processes}" + (f": {self.type_name}: " if self.type_name else " ") + self.message
+        """`rank 1 of 2: ValueError: message`, the first line that a reader should meet; without the class where it is ours."""
+        between = ": " if self.is_ours else f": {self.type_name}: " if self.type_name else " "
+        return f"rank {rank} of {num_processes}{between}{self.message}"
 
 
 @dataclass(frozen=True)
@@ -133,8 +142,8 @@ def print_stacks_when_asked() -> None:
     faulthandler.register(STACKS_SIGNAL, file=2)
 
 
-class WholeLines(io.TextIOWrapper):
-    """A stream that writes out where a piece of text ends with its line, never within: `print("a\\nb")` writes once."""
+class WholeLines(Output):
+    """An output that writes out where a piece of text ends with its line, never within: `print("a\\nb")` writes once."""
 
     def write(self, text: str) -> int:
         count = super().write(text)
@@ -144,11 +153,13 @@ class WholeLines(io.TextIOWrapper):
 
 
 def write_whole_lines() -> None:
-    """Have stdout and stderr of this process write whole lines, so that ranks which share them do not mix theirs."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    sys.stdout = WholeLines(open(1, "wb", closefd=False), errors="backslashreplace")  # noqa: SIM115, open as long as the process
-    sys.stderr = WholeLines(open(2, "wb", closefd=False), errors="backslashreplace")  # noqa: SIM115
+    """Have stdout and stderr of this process write whole lines, so that ranks which share them do not mix theirs.
+
+    One that is None leads nowhere: it was closed, and its descriptor may be a file or a socket of somebody by now.
+    """
+    _write_out()
+    sys.stdout = nowhere() if sys.stdout is None else WholeLines(STDOUT)
+    sys.stderr = nowhere() if sys.stderr is None else WholeLines(STDERR)
 
 
 def settle() -> None:
@@ -156,6 +167,10 @@ def settle() -> None:
     for child in multiprocessing.active_children():
         child.terminate()
     logging.shutdown()
+    _write_out()
+
+
+def _write_out() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or its reader has gone
             stream.flush()

@@ -1,12 +1,15 @@
 """The curves of a run as one picture."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tinyexp.observability.log import replace_file
+
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> Path:
-    """Loss, top-1 and learning rate over the epochs of `log.txt` rows, as a PNG; returns its path."""
+    """Loss, top-1 and learning rate over the epochs of `log.txt` rows, as a PNG, whole or not at all; returns its path."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
@@ -30,5 +33,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) ->
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
     figure.suptitle(title)
-    figure.savefig(path, dpi=110)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=110)
+    replace_file(path, picture.getvalue())
     return path

@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tinyexp.parallel.waiting import WAITING
+
 Pending = Callable[[], Tensor]  # waits, and returns what arrived
 Start = Callable[[Tensor, ProcessGroup], Pending]
 
@@ -134,7 +136,8 @@ def _swap(outgoing: Sequence[Tensor] | Tensor, incoming: Tensor, group: ProcessG
     def wait() -> Tensor:
         for work in (*received, *sent):
             assert work is not None, "this process is not in the group"
-            work.wait()
+            with WAITING:
+                work.wait()
         return incoming
 
     return wait
@@ -161,7 +164,8 @@ def _when_done(work: dist.Work | None, received: Tensor, sent: Tensor | None = N
 
 
 def _wait(work: dist.Work, received: Tensor, sent: Tensor | None) -> Tensor:
-    work.wait()
+    with WAITING:
+        work.wait()
     return received
 
 

@@ -1,9 +1,9 @@
 """The processes of a run as a (dp, tp) mesh: world = dp * tp, the ranks of a tp group neighbours."""
 
+import datetime
 from dataclasses import dataclass
 
-from torch.distributed import DeviceMesh, ProcessGroup
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed import DeviceMesh, ProcessGroup, new_subgroups_by_enumeration
 
 from tinyexp.errors import ConfigError
 from tinyexp.process import Axis
@@ -57,17 +57,30 @@ def mesh_shape(world: int, tp_size: int) -> MeshShape:
     return MeshShape(dp=world // tp, tp=tp)
 
 
-def build_mesh(world: Axis, tp_size: int, device_type: str) -> Mesh:
-    """Every rank must call it, after the process group is up. Consecutive ranks share a tp group."""
+def build_mesh(world: Axis, tp_size: int, device_type: str, *, timeout_s: float) -> Mesh:
+    """Every rank must call it, after the process group is up. Consecutive ranks share a tp group.
+
+    timeout_s: what a collective along either axis waits for a rank; `init_device_mesh` would make it torch's half an hour.
+    """
     shape = mesh_shape(world.size, tp_size)
     device_mesh = None
     if world.size > 1:
-        device_mesh = init_device_mesh(device_type, (shape.dp, shape.tp), mesh_dim_names=("dp", "tp"))
+        timeout = datetime.timedelta(seconds=timeout_s)
+        along_tp = [list(range(first, first + shape.tp)) for first in range(0, world.size, shape.tp)]
+        along_dp = [list(each) for each in zip(*along_tp, strict=True)]
+        groups = [_own_group(each, timeout) for each in (along_dp, along_tp)]
+        device_mesh = DeviceMesh.from_group(groups, device_type, mesh=along_tp, mesh_dim_names=("dp", "tp"))
     return Mesh(
         dp=Axis(world.rank // shape.tp, shape.dp),
         tp=Axis(world.rank % shape.tp, shape.tp),
         device_mesh=device_mesh,
     )
+
+
+def _own_group(groups: list[list[int]], timeout: datetime.timedelta) -> ProcessGroup:
+    group, _ = new_subgroups_by_enumeration(groups, timeout=timeout)
+    assert isinstance(group, ProcessGroup), "every rank is in one of them"
+    return group
 
 
 def divisors(number: int) -> list[int]:

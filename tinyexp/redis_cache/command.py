@@ -7,25 +7,24 @@ A run starts servers of its own; these outlive it, so that a restarted run, or t
 """
 
 import argparse
-import contextlib
+import math
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from tinyexp.errors import ConfigError, TinyExpError
-from tinyexp.process import die_with_parent
 from tinyexp.redis_cache.config import FOLDER, RedisCfg
-from tinyexp.redis_cache.server import RedisServers, fitting_memory_gb
+from tinyexp.redis_cache.memory import fitting_memory_gb
+from tinyexp.redis_cache.server import RedisServers
 from tinyexp.signals import StopRequest
-
-GRACE_S = 35.0  # for the command to save and leave, once asked to stop; a run gives its ranks 30
+from tinyexp.streams import take_output
+from tinyexp.wrapped import run_wrapped
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """End this process with the status of the command, or with that of our own error."""
+    take_output()
     try:
         found = _parse(sys.argv[1:] if arguments is None else arguments)
         sys.exit(run(found.command, num_shards=found.shards, max_memory_gb=found.max_memory))
@@ -36,36 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(command: Sequence[str], *, num_shards: int, max_memory_gb: float) -> int:
     """The exit status of the command. SIGINT and SIGTERM are passed on to it, and the servers end after it."""
-    memory_gb, lowered = fitting_memory_gb(max_memory_gb)
+    memory_gb, lowered = fitting_memory_gb(max_memory_gb, asked_by="--max-memory ")
     if lowered:
         print(f"warning: {lowered}", file=sys.stderr, flush=True)
     with StopRequest() as stop:
         servers = RedisServers([str(index) for index in range(num_shards)], max_memory_gb=memory_gb)
         try:
             print(servers, flush=True)
-            return _run(command, os.environ | {FOLDER: str(servers.folder)}, stop)
+            return run_wrapped(command, os.environ | {FOLDER: str(servers.folder)}, stop)
         finally:
             servers.stop()
-
-
-def _run(command: Sequence[str], variables: dict[str, str], stop: StopRequest) -> int:
-    try:
-        # in a session of its own, so that Ctrl-C at a terminal reaches it once, through us
-        process = subprocess.Popen(command, env=variables, start_new_session=True, preexec_fn=die_with_parent)
-    except OSError as error:
-        raise ConfigError(f"the command {command[0]} cannot be started: {error.strerror}") from None
-    passed_on, deadline = 0, float("inf")
-    try:
-        while process.poll() is None and time.monotonic() < deadline:
-            if stop.count > passed_on:
-                process.send_signal(stop.number)
-                passed_on, deadline = stop.count, min(deadline, time.monotonic() + GRACE_S)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
-    finally:
-        process.kill()
-        process.wait()
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _parse(arguments: Sequence[str]) -> Any:
@@ -86,7 +65,7 @@ def _parse(arguments: Sequence[str]) -> Any:
     problems = []
     if found.shards < 1:
         problems.append(f"--shards {found.shards}: a number of at least 1 is needed")
-    if found.max_memory <= 0:
+    if not 0 < found.max_memory < math.inf:
         problems.append(f"--max-memory {found.max_memory:g}: a number of GB above 0 is needed")
     if problems:
         raise ConfigError("\n  ".join(["these arguments cannot work:", *problems]))

@@ -40,10 +40,10 @@ class Counts:
 class SharedCounters:
     """Counts that every process forked from this one adds to."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_servers: int) -> None:
         self._lock = multiprocessing.Lock()
         self._numbers = multiprocessing.RawArray("q", len(FIELDS))
-        self._said = multiprocessing.RawArray("b", len(KINDS))
+        self._said = multiprocessing.RawArray("b", len(KINDS) * num_servers)
 
     def add(self, **amounts: int) -> None:
         with self._lock:
@@ -54,9 +54,9 @@ class SharedCounters:
         with self._lock:
             return Counts(*self._numbers)
 
-    def is_first(self, kind: str) -> bool:
-        """Whether no process has asked this before for warnings of this kind."""
+    def is_first(self, kind: str, server: int) -> bool:
+        """Whether no process has asked this before for warnings of this kind about this server."""
         with self._lock:
-            index = KINDS.index(kind)
+            index = len(KINDS) * server + KINDS.index(kind)
             first, self._said[index] = not self._said[index], True
             return first

@@ -154,8 +154,21 @@ def serve(order: dict[str, Any], owner: int) -> None:
 
 
 def write_pids(folder: Path, servers: list[Server]) -> None:
-    pids = [server.process.pid for server in servers]
-    (folder / PIDS).write_text("".join(f"{pid} {start_time(pid)}\n" for pid in pids))
+    """Note the servers that live, in a file that is always whole."""
+    started = {server.process.pid: start_time(server.process.pid) for server in servers}
+    draft = folder / f"{PIDS}.new"
+    draft.write_text("".join(f"{pid} {ticks}\n" for pid, ticks in started.items() if ticks))
+    draft.replace(folder / PIDS)
+
+
+def noted_pids(folder: Path) -> dict[int, str]:
+    """The start times that `write_pids` has noted, by pid. What is no such line is left out."""
+    try:
+        lines = (folder / PIDS).read_text(errors="replace").splitlines()
+    except FileNotFoundError:  # killed before it had written it
+        return {}
+    words = [line.split() for line in lines]
+    return {int(pair[0]): pair[1] for pair in words if len(pair) == 2 and all(word.isdecimal() for word in pair)}
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:

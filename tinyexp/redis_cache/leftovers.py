@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from tinyexp.redis_cache.guard import FOLDER_PREFIX, LOCK, PIDS, start_time
+from tinyexp.redis_cache.guard import FOLDER_PREFIX, LOCK, noted_pids, start_time
 
 GONE_S = 2.0
 
@@ -38,13 +38,10 @@ def _end(folder: Path) -> bool:
 
 def _kill_servers(folder: Path) -> None:
     """Kill by pid those that the guard noted, unless another program has got their pid since."""
-    alive = {}
-    for line in (folder / PIDS).read_text().splitlines() if (folder / PIDS).exists() else []:
-        pid, started = line.split()
-        if started == start_time(int(pid)):
-            alive[int(pid)] = started
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(pid), signal.SIGKILL)
+    alive = {pid: started for pid, started in noted_pids(folder).items() if started == start_time(pid)}
+    for pid in alive:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + GONE_S
     while any(start_time(pid) == started for pid, started in alive.items()) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,6 +1,5 @@
 """redis-servers of our own: what they may do, how much they may hold, how they start and how they end."""
 
-import contextlib
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from tinyexp.errors import MachineError
 from tinyexp.redis_cache import guard
 from tinyexp.redis_cache.leftovers import end_leftovers
+from tinyexp.redis_cache.memory import GB
 from tinyexp.redis_cache.shards import Shard, Shards
 
 OLDEST = (6, 2)  # has ACL users, and the fix of its last ten years of flaws in what we use
@@ -24,8 +24,6 @@ USER = "cache"
 LARGEST_ROOT_BYTES = 60  # a socket's path has 107 bytes
 ANSWER_S = 30.0
 GONE_S = 5.0
-GB = 10**9
-CGROUPS = Path("/sys/fs/cgroup")
 
 # Nothing of this reaches a disk or, with port 0, a network. noeviction: each epoch visits the images in a new order, and then
 # a full cache that keeps what it has serves its share of them, while one that throws out the least recently used serves less:
@@ -72,30 +70,6 @@ def find_server() -> Binary:
         version = found[0].removeprefix("v=") if found else f"unknown ({said.strip()[:80]!r})"
         raise MachineError(f"{path} is version {version}; {OLDEST[0]}.{OLDEST[1]} or newer is needed, for users with few rights")
     return Binary(path, found[0].removeprefix("v="))
-
-
-def available_memory_bytes() -> int:
-    """Memory that processes of this machine, of this container, or of this job of a scheduler, can take without swapping."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = [int(fields["MemAvailable"].split()[0]) * 1024]
-    own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "/")
-    for group in (Path(own), *Path(own).parents):  # a limit may be set at any level
-        folder = CGROUPS / str(group).lstrip("/")
-        with contextlib.suppress(OSError, ValueError):  # no such file, or no limit: "max"
-            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-            free.append(max(0, limit - used))
-    return min(free)
-
-
-def fitting_memory_gb(asked_gb: float) -> tuple[float, str]:
-    """The memory that servers of this machine get, and, where that is less than asked, the line that says so."""
-    half_gb = available_memory_bytes() / 2 / GB
-    if asked_gb <= half_gb:
-        return asked_gb, ""
-    return half_gb, (
-        f"redis_cfg.redis_cache_max_memory={asked_gb:g} GB is lowered to {half_gb:.1f} GB, half of the memory that is free here; "
-        "what does not fit is read from disk"
-    )
 
 
 class RedisServers:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import ssl
 import stat
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -135,6 +136,11 @@ def _reason_against(shard: Shard) -> str:
     except exceptions.TimeoutError:
         return f"accepts connections and says nothing for {shard.timeout_s:g} s; is it Redis that listens there?"
     except exceptions.ConnectionError as error:
+        if isinstance(error.__context__, ssl.SSLCertVerificationError):
+            return (
+                f"its certificate is not trusted ({error.__context__.verify_message}); if an authority of your own has signed "
+                "it, name the file with that authority's certificate in the environment variable SSL_CERT_FILE"
+            )
         return f"cannot be reached ({error}); start the server, or correct redis_cfg.redis_cluster_host, _ports or redis_url"
     except exceptions.InvalidResponse as error:
         return f"does not speak Redis ({error}); something else listens there"

@@ -1,5 +1,6 @@
 """Continue a run from a checkpoint, which any mesh may have written, and find the one to continue from."""
 
+import fnmatch
 import glob
 import logging
 from collections.abc import Mapping
@@ -10,17 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinyexp.errors import CheckpointError, DataError
+from tinyexp.errors import CheckpointError
+from tinyexp.limits import MOST, Range, name_problem, range_problems
 from tinyexp.parallel.apply import load_whole
 from tinyexp.process import RandomState
+from tinyexp.training.changed_keys import changed_keys
 from tinyexp.training.checkpoint_file import damaged_record, peek
 from tinyexp.training.meters import Meter
+from tinyexp.training.same_set import changed_images, require_same_classes
 from tinyexp.training.snapshot import AVERAGE, MOMENTS, OfficialLayout, versions
 from tinyexp.training.state import TrainState
 
 AUTO = "auto"  # as resume_from: the newest good checkpoint of the run folder
+RANGES = {
+    "save_every_steps": Range(0, MOST, "0 is off"),
+    "keep_step_ckpts": Range(1, MOST),
+    "allow_save_failures": Range(0, MOST),
+}
 STEP_FILES = "step-*.ckpt"
 SET_ASIDE = ".corrupt"  # ends the name of a file that turned out to be damaged
+OTHER_FILES = (".txt", ".json", ".jsonl", ".png", ".html", SET_ASIDE)  # endings of what a run folder holds beside checkpoints
 
 log = logging.getLogger("tinyexp")
 
@@ -38,17 +48,16 @@ class CheckpointCfg:
 
     def problems(self) -> list[str]:
         names = ("last_ckpt_name", "previous_ckpt_name", "best_ckpt_name")
-        found = [
-            f"checkpoint_cfg.{name}={getattr(self, name)!r}: a plain file name is needed"
-            for name in names
-            if not getattr(self, name) or Path(getattr(self, name)).name != getattr(self, name)
+        problems = (name_problem(f"checkpoint_cfg.{name}", getattr(self, name)) for name in names)
+        found = [problem for problem in problems if problem]
+        found += [
+            f"checkpoint_cfg.{name}={getattr(self, name)}: a run writes other files of that kind; use a name such as {default}"
+            for name, default in zip(names, ("last.ckpt", "previous.ckpt", "best.ckpt"), strict=True)
+            if getattr(self, name).endswith(OTHER_FILES) or fnmatch.fnmatch(getattr(self, name), STEP_FILES)
         ]
         if len({getattr(self, name) for name in names}) < len(names):
             found.append(f"checkpoint_cfg: {', '.join(names)} must be three different names")
-        for name, least in (("save_every_steps", 0), ("keep_step_ckpts", 1), ("allow_save_failures", 0)):
-            if getattr(self, name) < least:
-                found.append(f"checkpoint_cfg.{name}={getattr(self, name)}: a number >= {least} is needed")
-        return found
+        return found + list(range_problems("checkpoint_cfg.", self, RANGES))
 
     def patterns(self) -> list[str]:
         """Of the names of a run's checkpoints."""
@@ -64,13 +73,24 @@ def step_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(STEP_FILES))
 
 
+def checkpoints_in(folder: Path, cfg: CheckpointCfg) -> set[Path]:
+    """The files of a run folder that have the name of a checkpoint."""
+    return {path for pattern in cfg.patterns() for path in folder.glob(pattern)}
+
+
+def lies_in(folder: Path, source: str) -> bool:
+    """Whether a path is that of a file of a run folder, whatever links and `..` lead there."""
+    path = Path(source).expanduser()
+    return bool(source) and folder.resolve() in (path.parent.resolve(), path.resolve().parent)
+
+
 def newest_good(folder: Path, cfg: CheckpointCfg) -> Path | None:
     """The checkpoint of the run folder with the most steps whose bytes are whole; None where the folder has none at all.
 
     Damaged ones are named in a warning and renamed, so that they are neither used nor lost.
     Raises: CheckpointError where all of them are damaged: a run must not start over in silence.
     """
-    files = {path for pattern in cfg.patterns() for path in folder.glob(pattern)}
+    files = checkpoints_in(folder, cfg)
     readable: list[tuple[int, bool, Path]] = []
     for path in files:
         try:
@@ -96,11 +116,13 @@ def resume(
     layout: OfficialLayout,
     *,
     source: str,
+    args: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Continue from a checkpoint written by any mesh: weights, optimizer, schedule, average, counters, random states.
 
-    Every rank must call it, after the optimizer is built. `facts` are those that this run saves in its own checkpoints.
+    Every rank must call it, after the optimizer is built. `args` and `facts` are those that this run saves in its own
+    checkpoints.
     Returns: what the checkpoint lacks, or what differs from the run that wrote it, for the user to read.
     Raises: CheckpointError that names what does not fit, DataError where the data set has other classes.
     """
@@ -108,7 +130,7 @@ def resume(
         raise CheckpointError(
             f"{source} holds weights alone, no run to continue; start one with module_cfg.pretrained_from={source}"
         )
-    notes: list[str] = []
+    notes = changed_keys(checkpoint.get("args", {}), args, source=source) if args else []
     try:
         load_whole(state.accelerator.model, layout.from_official(checkpoint["model"]))
         _load_optimizer(state, layout, checkpoint["optimizer"])
@@ -132,17 +154,16 @@ def resume(
 
 def _take_position(state: TrainState, own: Mapping[str, Any], source: str, facts: Mapping[str, Any]) -> list[str]:
     """Counters, meters and random state from our own entry. Returns notes."""
-    if facts.get("classes") and own.get("classes") and facts["classes"] != own["classes"]:
-        raise DataError(
-            f"checkpoint {source} was trained on {len(own['classes'])} classes ({', '.join(own['classes'][:3])}, …), "
-            f"dataloader_cfg.data_root has {len(facts['classes'])} ({', '.join(facts['classes'][:3])}, …); "
-            "use the same set, or start a new run with module_cfg.pretrained_from"
-        )
-    for name in ("step", "epoch", "epoch_step", "train_stats", "max_accuracy", "last_accuracy"):
+    advice = "use the same set, or start a new run with module_cfg.pretrained_from"
+    notes = require_same_classes(own.get("classes", ()), facts.get("classes", ()), source=source, advice=advice)
+    for name in ("step", "epoch", "epoch_step", "epoch_is_trained", "train_stats", "max_accuracy", "last_accuracy"):
         setattr(state, name, own[name])
-    notes = _differences(own, facts)
+    other_images, moved = changed_images(own.get("images", {}), facts.get("images", {}))
+    for warning in other_images if state.accelerator.is_main else ():
+        log.warning("%s: %s", source, warning)
+    notes += moved + _differences(own, facts)
     global_batch, before = facts.get("global_batch"), own.get("global_batch")
-    if state.epoch_step and state.train_stats is None and global_batch and before:
+    if state.epoch_step and not state.epoch_is_trained and global_batch and before:
         images = state.epoch_step * before
         if images % global_batch:
             raise CheckpointError(
@@ -174,6 +195,8 @@ def _take_replica(state: TrainState, replicas: list[Mapping[str, Any]], notes: l
 def _differences(own: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """What makes the continued run differ from the uninterrupted one by more than nothing."""
     here = {"threads": torch.get_num_threads(), **facts}
+    if own.get("images") and facts.get("images"):
+        del here["num_images"]  # `changed_images` says more
     consequences = {
         "global_batch": "the learning rate stays the checkpoint's",
         "num_images": "the order of the images is another one",

@@ -18,6 +18,7 @@ import torch
 from tinyexp.errors import CheckpointError
 
 PLAIN_CLASSES = [argparse.Namespace, pathlib.PosixPath, pathlib.WindowsPath]  # of the `args` in official files
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # what files of torch begin with: those of today, and those before 1.6
 FRAGMENT = "unfinished-{}.part"  # a file that is being written; torch refuses names that start with a dot
 
 
@@ -73,7 +74,7 @@ def damaged_record(path: Path) -> str:
     """What is wrong with the bytes of a checkpoint; empty where every record has the checksum that was stored with it."""
     try:
         with open(path, "rb") as file:
-            if file.read(4) != b"PK\x03\x04":
+            if file.read(len(ZIP)) != ZIP:
                 return ""  # torch's format before 1.6, which `read_checkpoint` reads or refuses as it is
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -82,6 +83,26 @@ def damaged_record(path: Path) -> str:
         return ""
     except Exception as error:  # what broken bytes raise depends on where they are, as below
         return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def no_checkpoint(path: Path) -> str:
+    """Why a path is not that of a checkpoint, as far as a look at its first bytes tells; empty where it may be one."""
+    if not path.exists():
+        return f"no such file ({path.absolute()})"
+    if not path.is_file():
+        return f"{path.absolute()} is a folder; name a file in it" if path.is_dir() else f"{path.absolute()} is no regular file"
+    try:
+        return _foreign_start(path)
+    except OSError as error:
+        return f"{path.absolute()} cannot be read: {error.strerror}"
+
+
+def _foreign_start(path: Path) -> str:
+    with open(path, "rb") as file:
+        start = file.read(16)
+    if not start:
+        return f"{path.absolute()} is empty"
+    return "" if start.startswith((ZIP, PICKLE)) else f"{path.absolute()} is no checkpoint: it starts with {start!r}"
 
 
 def remove_fragments(folder: Path) -> list[str]:
@@ -100,6 +121,8 @@ def _load(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {path.absolute()} does not exist") from None
     except pickle.UnpicklingError as error:
+        if foreign := _foreign_start(path):
+            raise CheckpointError(f"{foreign}; a file of torch does not, or its beginning is damaged") from None
         reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
         raise CheckpointError(f"checkpoint {path.absolute()} was refused, it holds more than plain data: {reason}") from None
     except Exception as error:  # what broken bytes raise depends on where they are: OSError, EOFError, KeyError, TypeError, ...

@@ -68,7 +68,7 @@ class CheckpointKeeper:
         self._saved, self._checkpoint = position, None
         snapshot = take_snapshot(state, args=args, facts=facts)
         self.sent_bytes = 0 if self._is_main else snapshot.sent_bytes
-        path, within_epoch = self._folder / self._cfg.last_ckpt_name, state.epoch_step > 0 and state.train_stats is None
+        path, within_epoch = self._folder / self._cfg.last_ckpt_name, state.epoch_step > 0 and not state.epoch_is_trained
         also = step_file(self._folder, state.step) if within_epoch and self._cfg.save_every_steps else None
         what = f"step {state.step} (epoch {state.epoch})"
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from tinyexp.accelerators.base import Accelerator
+from tinyexp.streams import own_file
 from tinyexp.training.meters import Meter
 
 PRINT_EVERY = 10  # steps between two console lines, as the official engine
@@ -22,6 +23,7 @@ class Metrics:
         """`meters` of an earlier part of the same loop are continued, in place."""
         self._accelerator = accelerator
         self._meters = {} if meters is None else meters
+        self.data_s = 0.0  # that the loop has waited for the batch at hand
 
     def add(self, weight: float = 1.0, **values: float) -> None:
         for name, value in values.items():
@@ -34,17 +36,22 @@ class Metrics:
         return {name: (total / weight).item() for name, (total, weight) in zip(self._meters, sums, strict=True)}
 
     def progress(self, batches: Iterable[T], num_batches: int, header: str, *, done: int = 0) -> Iterator[T]:
-        """Yield the batches; the main rank prints a line every ten steps and the total time. `done` of them came earlier."""
+        """Yield the batches; every ten steps a line of this rank goes to its log, and the main rank prints its own, and at the
+        end the total time. `done` of them came earlier."""
         step_time, data_time = Meter(), Meter()
         start = last = time.monotonic()
         index = done
         for index, batch in enumerate(batches, start=done + 1):
-            data_time.add(time.monotonic() - last)
+            self.data_s = time.monotonic() - last
+            data_time.add(self.data_s)
             yield batch
             step_time.add(time.monotonic() - last)
             last = time.monotonic()
-            if self._accelerator.is_main and ((index - 1) % PRINT_EVERY == 0 or index == num_batches):
-                print(self._line(header, index - 1, num_batches, step_time, data_time), flush=True)
+            if (index - 1) % PRINT_EVERY == 0 or index == num_batches:
+                line = self._line(header, index - 1, num_batches, step_time, data_time)
+                own_file.info(line)
+                if self._accelerator.is_main:
+                    print(line, flush=True)
         if self._accelerator.is_main:
             taken = last - start
             print(f"{header} Total time: {_clock(taken)} ({taken / max(1, index - done):.4f} s / it)", flush=True)

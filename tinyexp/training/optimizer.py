@@ -6,7 +6,16 @@ import torch
 from timm.optim import param_groups_weight_decay
 from torch import nn
 
+from tinyexp.limits import Range, range_problems
+
 LR_REFERENCE_BATCH = 512  # images; DeiT main.py scales lr by global batch / 512
+
+RANGES = {
+    "lr": Range(0, 1e38, "float32 ends there"),
+    "weight_decay": Range(0, 1000.0, "0 is off"),
+    "opt_eps": Range(1e-30, 1.0, "it keeps the update of a weight without a gradient from 0 / 0"),
+    "clip_grad": Range(1e-9, 1e9, "0 or null is off", special=0),
+}
 
 
 @dataclass
@@ -14,19 +23,12 @@ class OptimizerCfg:
     """AdamW. Biases, one-dimensional weights, class token and position embedding are not decayed."""
 
     lr: float = 5e-4  # for a global batch of 512 images; DeiT main.py --lr
-    weight_decay: float = 0.05  # DeiT main.py --weight-decay
-    opt_eps: float = 1e-8  # DeiT main.py --opt-eps
+    weight_decay: float = 0.05  # of matrices, a step and unit of lr; 0: off; DeiT main.py --weight-decay
+    opt_eps: float = 1e-8  # added to the root of the second moment; DeiT main.py --opt-eps
     clip_grad: float | None = None  # largest norm of the gradient; 0 or null: off; DeiT main.py --clip-grad
 
     def problems(self) -> list[str]:
-        found = [
-            f"optimizer_cfg.{name}={getattr(self, name)}: a number >= 0 is needed"
-            for name in ("lr", "weight_decay", "opt_eps")
-            if getattr(self, name) < 0
-        ]
-        if self.clip_grad is not None and self.clip_grad < 0:
-            found.append(f"optimizer_cfg.clip_grad={self.clip_grad}: a norm above 0 is needed; 0 or null is off")
-        return found
+        return list(range_problems("optimizer_cfg.", self, RANGES))
 
     def scaled_lr(self, global_batch: int) -> float:
         """lr * global_batch / 512, where the global batch counts the images of one optimizer step once each."""

@@ -22,6 +22,7 @@ OFFICIAL: dict[str, tuple[Any, str]] = {
     "dataloader_cfg.reprob": (0.25, "random erasing is part of the published regularisation"),
     "dataloader_cfg.remode": ("pixel", "erased boxes are filled with noise in the published runs"),
     "dataloader_cfg.recount": (1, "one box is erased in the published runs"),
+    "dataloader_cfg.fast_decode": (False, "large JPEGs are decoded at a half or less of their size, to other pixels"),
     "dataloader_cfg.repeated_aug": (True, "without it the published runs lose top-1 (arXiv:2012.12877, table 8)"),
     "dataloader_cfg.num_repeats": (3, "each image comes three times an epoch in the published runs"),
     "loss_cfg.mixup": (0.8, "mixing is most of the published regularisation"),

@@ -168,6 +168,7 @@ def _values(state: TrainState, args: Mapping[str, Any], facts: Mapping[str, Any]
         "step": state.step,
         "epoch": state.epoch,
         "epoch_step": state.epoch_step,
+        "epoch_is_trained": state.epoch_is_trained,
         "train_stats": state.train_stats,
         "max_accuracy": state.max_accuracy,
         "last_accuracy": state.last_accuracy,

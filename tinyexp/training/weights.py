@@ -1,21 +1,26 @@
 """Start a model from the weights of an official checkpoint, given as a path or an https URL."""
 
+import hashlib
 import math
 import re
 import urllib.error
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinyexp.errors import CheckpointError, MachineError
+from tinyexp.limits import path_problem
+from tinyexp.masking import masked
 from tinyexp.parallel.apply import load_whole
 from tinyexp.training.checkpoint import AUTO
-from tinyexp.training.checkpoint_file import read_checkpoint
+from tinyexp.training.checkpoint_file import no_checkpoint, read_checkpoint
+from tinyexp.training.same_set import require_same_classes
 
 
 @dataclass(frozen=True)
@@ -36,19 +41,24 @@ def load_pretrained(
     from_official: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
     *,
     may_drop_head: bool = False,
+    classes: Sequence[str] = (),
 ) -> Loaded:
     """Copy the weights of an official checkpoint into a model that is not sharded yet, strictly but for two cases.
 
     A position embedding of another image size is interpolated (facebookresearch/deit main.py @ 7e160fe4, --finetune). With
-    `may_drop_head`, a head for another number of classes is left as it was drawn; an evaluation never does that.
-    Raises: CheckpointError that names the first differing tensors, nothing being copied then; MachineError where a URL
-    cannot be reached.
+    `may_drop_head`, a head for another number of classes is left as it was drawn; an evaluation never does that. It gives the
+    names of its `classes`, which must be those that the file was trained on, if it says so.
+    Raises: CheckpointError that names the first differing tensors, nothing being copied then; DataError for other classes;
+    MachineError where a URL cannot be reached.
     """
     path = download(source) if "://" in source else Path(source).expanduser()
-    weights = _model_state(read_checkpoint(path), source)
+    checkpoint, source = read_checkpoint(path), masked(source)
+    weights = _model_state(checkpoint, source)
     if any(name.startswith(("dist_token", "head_dist.")) for name in weights):
         raise CheckpointError(f"{source} is a distilled DeiT (it has dist_token or head_dist), which no model here has")
-    own, notes = model.state_dict(), []
+    own, ours = model.state_dict(), checkpoint.get("tinyexp")
+    then = ours.get("classes", ()) if isinstance(ours, Mapping) else ()
+    notes = require_same_classes(then, classes, source=source, advice="evaluate it on the set that it was trained for")
     state = from_official(weights)
     prefix = getattr(model, "num_prefix_tokens", 1)
     if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
@@ -67,13 +77,31 @@ def load_pretrained(
     return Loaded(len(own) - (len(dropped) if may_drop_head else 0), len(own), tuple(notes))
 
 
-def source_problems(sources: Mapping[str, str]) -> list[str]:
-    """The keys whose value is neither empty, nor `auto`, nor a URL, nor a file that exists."""
-    return [
-        f"{key}={source}: no such file ({Path(source).expanduser().absolute()})"
-        for key, source in sources.items()
-        if source and source != AUTO and "://" not in source and not Path(source).expanduser().is_file()
-    ]
+def weights_problems(key: str, source: str) -> list[str]:
+    """What is wrong with a key whose value is nothing, an https URL, or a file that begins as a checkpoint does."""
+    if "://" not in source:
+        return _file_problems(key, source)
+    return [] if source.startswith("https://") else [_no_url(key, source)]
+
+
+def resume_problems(key: str, source: str) -> list[str]:
+    """The same of one whose value is nothing, `auto`, or such a file."""
+    if "://" in source:
+        return [f"{key}={masked(source)}: a run continues from a file; fetch it and give its path"]
+    return [] if source == AUTO else _file_problems(key, source)
+
+
+def _file_problems(key: str, source: str) -> list[str]:
+    if not source:
+        return []
+    if problem := path_problem(key, source):
+        return [problem]
+    problem = no_checkpoint(Path(source).expanduser())
+    return [f"{key}={source}: {problem}"] if problem else []
+
+
+def _no_url(key: str, source: str) -> str:
+    return f"{key}={masked(source)}: only a path or an https URL is read"
 
 
 def interpolate_position_embedding(embedding: Tensor, num_tokens: int, *, prefix: int = 1) -> Tensor:
@@ -102,8 +130,11 @@ def _model_state(checkpoint: Mapping[str, Any], source: str) -> dict[str, Tensor
 def download(url: str) -> Path:
     """The file behind an https URL, kept in torch's cache folder; the hash that its name carries is checked."""
     if not url.startswith("https://"):
-        raise CheckpointError(f"module_cfg.pretrained_from={url}: only a path or an https URL is read")
-    name = url.rsplit("/", 1)[-1]
+        raise CheckpointError(_no_url("module_cfg.pretrained_from", url))
+    parts = urlsplit(url)
+    name = parts.path.rpartition("/")[2]
+    if parts.query:  # which may say what the file is, and may be a secret
+        name = f"{hashlib.sha256(url.encode()).hexdigest()[:16]}_{name}"
     target = Path(torch.hub.get_dir()) / "checkpoints" / name
     if target.is_file():
         return target
@@ -113,10 +144,10 @@ def download(url: str) -> Path:
         torch.hub.download_url_to_file(url, str(target), hash_prefix=hashed.group(1) if hashed else None, progress=False)
     except (urllib.error.URLError, OSError) as error:
         raise MachineError(
-            f"cannot download {url}: {error}; fetch it elsewhere and set module_cfg.pretrained_from=<path>"
+            f"cannot download {masked(url)}: {error}; fetch it elsewhere and set module_cfg.pretrained_from=<path>"
         ) from None
     except RuntimeError as error:
-        raise CheckpointError(f"{url} is not the file that its name promises: {error}") from None
+        raise CheckpointError(f"{masked(url)} is not the file that its name promises: {error}") from None
     return target
 
 

@@ -1,32 +1,42 @@
 """timm's VisionTransformer, configured as DeiT has it, with attention that tensor parallelism can shard."""
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from functools import partial
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from tinyexp.limits import Range, nearest, range_problems
 from tinyexp.models.vit.attention import Attention
 from tinyexp.models.vit.block import RECOMPUTATIONS, Block, Mlp
 from tinyexp.models.vit.presets import PRESETS, ViTShape
+
+SIZES = {  # wide enough for any vision transformer that has been published
+    "img_size": Range(1, 16_384),
+    "num_classes": Range(1, 1_000_000),
+    "patch_size": Range(1, 1024),
+    "embed_dim": Range(1, 65_536),
+    "depth": Range(1, 512),
+    "num_heads": Range(1, 1024),
+}
+RATES = dict.fromkeys(("drop_rate", "drop_path_rate"), Range(0, 0.99))
 
 
 @dataclass
 class ModuleCfg:
     """Which vision transformer, and from which weights it starts."""
 
-    model_name: str = "deit_small_patch16_224"  # a preset of tinyexp/models/vit/presets.py
-    img_size: int = 224  # pixels; the position embedding has (img_size / patch_size)^2 + 1 rows
+    model_name: str = "deit_small_patch16_224"  # a preset of tinyexp/models/vit/presets.py; DeiT main.py --model
+    img_size: int = 224  # pixels; the position embedding has (img_size / patch_size)^2 + 1 rows; DeiT main.py --input-size
     num_classes: int = 1000  # outputs of the head
     drop_rate: float = 0.0  # dropout after position embedding, attention projection and MLP; DeiT main.py --drop
     drop_path_rate: float = 0.1  # stochastic depth of the last block, rising from 0; DeiT main.py --drop-path
     pretrained_from: str = ""  # path or https URL of an official checkpoint; the hash in a URL's name is checked
     patch_size: int | None = None  # pixels; null: the preset's
-    embed_dim: int | None = None  # null: the preset's
+    embed_dim: int | None = None  # features of a token; null: the preset's
     depth: int | None = None  # blocks; null: the preset's
-    num_heads: int | None = None  # null: the preset's
+    num_heads: int | None = None  # attention heads of a block; null: the preset's
     class_token_tail: bool = True  # the last block computes the class token only, which is all that the head reads; exact
     recompute: str = "none"  # what backward computes again to save memory: none, gelu (the MLP's activation) or block
 
@@ -40,30 +50,19 @@ class ModuleCfg:
     def problems(self) -> list[str]:
         """Everything in this configuration that no model can have, each with its dotted key."""
         if self.model_name not in PRESETS:
-            near = difflib.get_close_matches(self.model_name, PRESETS, n=1, cutoff=0.0)
-            return [f"module_cfg.model_name={self.model_name!r}: allowed are {', '.join(PRESETS)}; nearest: {near[0]}"]
+            near = nearest(self.model_name, PRESETS)
+            return [f"module_cfg.model_name={self.model_name!r}: allowed are {', '.join(PRESETS)}{near}"]
         if self.recompute not in RECOMPUTATIONS:
-            near = difflib.get_close_matches(self.recompute, RECOMPUTATIONS, n=1, cutoff=0.0)
-            return [f"module_cfg.recompute={self.recompute!r}: allowed are {', '.join(RECOMPUTATIONS)}; nearest: {near[0]}"]
-        shape = self.shape()
-        found = [
-            f"module_cfg.{name}={value}: a number of at least 1 is needed"
-            for name, value in [
-                *dataclasses.asdict(shape).items(),
-                ("img_size", self.img_size),
-                ("num_classes", self.num_classes),
-            ]
-            if value < 1
-        ]
-        if found:
+            near = nearest(self.recompute, RECOMPUTATIONS)
+            return [f"module_cfg.recompute={self.recompute!r}: allowed are {', '.join(RECOMPUTATIONS)}{near}"]
+        found = list(range_problems("module_cfg.", self, SIZES | RATES))
+        if not all(allowed.holds(size) for name, allowed in SIZES.items() if (size := getattr(self, name)) is not None):
             return found
+        shape = self.shape()
         if shape.embed_dim % shape.num_heads:
             found.append(f"module_cfg.embed_dim={shape.embed_dim} is not a multiple of module_cfg.num_heads={shape.num_heads}")
         if self.img_size % shape.patch_size:
             found.append(f"module_cfg.img_size={self.img_size} is not a multiple of module_cfg.patch_size={shape.patch_size}")
-        for name in ("drop_rate", "drop_path_rate"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                found.append(f"module_cfg.{name}={getattr(self, name)}: a rate from 0 to below 1 is needed")
         return found
 
     def build(self) -> VisionTransformer:
