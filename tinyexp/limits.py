@@ -1,5 +1,6 @@
 """What the values of keys may be: ranges of numbers, names of files, paths. Each problem is one line with its dotted key."""
 
+import argparse
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,14 +59,25 @@ def name_problem(key: str, name: str) -> str:
 def path_problem(key: str, path: str) -> str:
     """Why no file or folder can have this path on any machine like this one; empty where one can. ~ is a home folder."""
     try:
-        full = Path(path).expanduser()
+        home_path(path)
+    except argparse.ArgumentTypeError as error:
+        return f"{key}={error}"
+    return ""
+
+
+def home_path(text: str) -> Path:
+    """The path that the text names, ~ being a home folder: the `type` of a command's argument. Raises: ArgumentTypeError."""
+    try:
+        full = Path(text).expanduser()
     except RuntimeError:
-        user = Path(path).parts[0]
-        return f"{key}={path!r}: there is no user {user}; ~ alone is your home folder, and ./{user} a folder of that name"
+        user = Path(text).parts[0]
+        what = f"{text!r}: there is no user {user}; ~ alone is your home folder, and ./{user} a folder of that name"
+        raise argparse.ArgumentTypeError(what) from None
     longest = max((len(os.fsencode(part)) for part in full.parts), default=0)
     if longest > 255 or len(os.fsencode(full)) > LONGEST_PATH:
-        return f"{key}={path[:40]}...: the path is too long; up to {LONGEST_PATH} bytes are allowed, and 255 between two slashes"
-    return ""
+        what = f"{text[:40]}...: the path is too long; up to {LONGEST_PATH} bytes are allowed, and 255 between two slashes"
+        raise argparse.ArgumentTypeError(what)
+    return full
 
 
 def _shown(value: float) -> str:

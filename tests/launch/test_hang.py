@@ -61,7 +61,7 @@ def test_a_sleeping_rank_is_named_shows_its_stack_and_is_started_again(start, pi
     assert heading.startswith(f"ERROR {HANGS}")
     assert any("jobs.py" in line and line.endswith("in sum_within_seconds") for line in stacks)
     assert warning.startswith(f"WARNING {HANGS}")
-    assert warning.endswith("; restart 1 of 1, from the newest checkpoint")
+    assert warning.endswith("; restart 1 of 1, from the newest checkpoint if there is one")
     assert still_alive(pids) == []
 
 

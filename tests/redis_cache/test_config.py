@@ -52,6 +52,12 @@ def test_the_defaults_and_the_values_of_the_full_recipe_have_no_problem():
         ({"redis_cluster_host": "nosuch.invalid"}, ["redis_cfg.redis_cluster_host: the host nosuch.invalid is not known"]),
         ({"redis_cluster_host": "::ffff:8.8.8.8"}, ["redis_cfg.redis_cluster_host: ::ffff:8.8.8.8 has the public address"]),
         ({"redis_cluster_host": "a" * 70}, ["is not known here"]),
+        (
+            {"redis_url": "redis://127.0.0.1", "redis_rendezvous_world_size": -1},
+            ["world_size=-1 contradicts redis_cfg.redis_url"],
+        ),
+        ({"redis_url": "redis://127.0.0.1", "redis_cluster_host": "10.0.0.7"}, ["redis_cluster_host=10.0.0.7 contradicts"]),
+        ({"redis_url": "redis://127.0.0.1", "redis_cluster_ports": [7000]}, ["redis_cluster_ports=[7000] contradicts"]),
         ({"redis_cache_max_memory": math.nan}, ["redis_cfg.redis_cache_max_memory=nan", "above 0"]),
         ({"redis_cache_max_memory": math.inf}, ["redis_cfg.redis_cache_max_memory=inf", "above 0"]),
     ],
@@ -59,6 +65,11 @@ def test_the_defaults_and_the_values_of_the_full_recipe_have_no_problem():
 def test_what_cannot_work_is_named_with_its_key_and_what_is_allowed(values, words):
     problems = outside(**values).problems()
     assert any(all(word in problem for word in words) for problem in problems), problems
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_url_alone_has_no_problem(world_size):
+    assert outside(redis_url="redis://127.0.0.1", redis_rendezvous_world_size=world_size).problems() == []
 
 
 def test_a_password_in_the_url_is_refused_and_never_repeated():
@@ -74,9 +85,10 @@ def test_a_password_in_the_url_is_refused_and_never_repeated():
 )
 @pytest.mark.parametrize("scheme", ["redis://", ""])
 def test_nor_is_one_in_a_malformed_url(scheme, url):
-    [problem] = outside(redis_url=scheme + url).problems()
-    assert "hunter2" not in problem
-    assert PASSWORD in problem
+    for is_on in (True, False):
+        [problem] = outside(redis_url=scheme + url, redis_cache_enabled=is_on).problems()
+        assert "hunter2" not in problem
+        assert PASSWORD in problem
 
 
 @pytest.mark.parametrize("host", ["100.64.0.1", "::ffff:10.0.0.7", "fd00::7"])

@@ -23,6 +23,7 @@ from tinyexp.data.inspection import Finding, inspect
 from tinyexp.data.set_record import SetRecord, differences, read_record, require_format, write_record
 from tinyexp.data.sources import DATA_FORMATS, SPLITS, files_of, other_format
 from tinyexp.errors import ConfigError, DataError
+from tinyexp.limits import home_path
 from tinyexp.process import available_cores
 from tinyexp.streams import end_of_output
 
@@ -110,7 +111,7 @@ def _inspected(split: str, files: ImageFiles, record: SetRecord, *, processes: i
 
 def main() -> None:
     arguments = _arguments()
-    root = arguments.root.expanduser().absolute()
+    root = arguments.root.absolute()
     with one_message(interrupted="no record was written"):
         if not root.is_dir():
             raise DataError(f"the data root {root} does not exist or is no folder; give the folder that holds train and val")
@@ -141,11 +142,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tinyexp.data.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("root", type=Path, metavar="data_root", help="as dataloader_cfg.data_root")
+    parser.add_argument("root", type=home_path, metavar="data_root", help="as dataloader_cfg.data_root")
     parser.add_argument("--data-format", choices=DATA_FORMATS, default="folder", help="default %(default)s")
     parser.add_argument("--processes", type=positive, default=available_cores(), metavar="N", help="default: one a core")
-    parser.add_argument("--record", type=Path, metavar="PATH", help="file to write, instead of <data root>/dataset.json")
-    parser.add_argument("--against", type=Path, metavar="RECORD", help="compare with this record; writes none without --record")
+    parser.add_argument("--record", type=home_path, metavar="PATH", help="file to write, instead of <data root>/dataset.json")
+    parser.add_argument(
+        "--against", type=home_path, metavar="RECORD", help="compare with this record; writes none without --record"
+    )
     parser.add_argument("--max-pixels", type=positive, default=MAX_PIXELS, metavar="N", help="as dataloader_cfg.max_pixels")
     return parser.parse_args()
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tinyexp.data.command import one_message
 from tinyexp.errors import DataError
+from tinyexp.limits import home_path
 from tinyexp.streams import end_of_output
 
 DEFAULT_ROOT = Path("data/digits")
@@ -81,7 +82,7 @@ def _to_picture(strokes: np.ndarray) -> Image.Image:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tinyexp.data.digits", description="Write the handwritten digits.")
-    parser.add_argument("root", nargs="?", type=Path, default=DEFAULT_ROOT, help=f"folder to write (default {DEFAULT_ROOT})")
+    parser.add_argument("root", nargs="?", type=home_path, default=DEFAULT_ROOT, help=f"folder to write (default {DEFAULT_ROOT})")
     root = parser.parse_args().root
     with one_message(interrupted="no set was written"):
         root = write_digits(root)

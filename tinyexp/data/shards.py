@@ -26,6 +26,7 @@ from tinyexp.data.shard_members import META_NAME
 from tinyexp.data.sources import SPLITS, other_format
 from tinyexp.data.whole_file import sync_folder, write_whole
 from tinyexp.errors import DataError
+from tinyexp.limits import home_path
 from tinyexp.streams import end_of_output
 
 IMAGES_PER_SHARD = 10_000  # of 110 kB each: about a gigabyte
@@ -123,8 +124,8 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="pack <root>/{train,val}/<class>/* into <out>/{train,val}/*.tar")
-    packing.add_argument("root", type=Path, help="data root with class folders")
-    packing.add_argument("out", type=Path, help="folder to write, which must not exist")
+    packing.add_argument("root", type=home_path, help="data root with class folders")
+    packing.add_argument("out", type=home_path, help="folder to write, which must not exist")
     packing.add_argument("--images-per-shard", type=positive, default=IMAGES_PER_SHARD, metavar="N", help="default %(default)s")
     arguments = parser.parse_args()
     with one_message(interrupted="nothing was written"):

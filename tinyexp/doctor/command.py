@@ -14,6 +14,7 @@ from tinyexp.doctor.capabilities import can_run, capabilities, first_commands, o
 from tinyexp.doctor.examination import DEADLINE_S, examine
 from tinyexp.doctor.finding import LIMITED, MISSING, OK, Finding, Options
 from tinyexp.errors import ConfigError, MachineError
+from tinyexp.limits import home_path
 from tinyexp.observability.table import add_plain_row, plain_table
 
 NAME_WIDTH = 16  # columns; the text beside it needs the rest of 80
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """The exit status: 0 where a run with tp=2 can train here, else that of MachineError."""
     found = _parse(arguments)
     with Console(stderr=True).status(f"looking at this machine, for at most {DEADLINE_S:g} s"):
-        findings = examine(Options(data_root=found.data_root, output_root=found.output_root))
+        findings = examine(Options(data_root=str(found.data_root), output_root=str(found.output_root)))
     status = 0 if can_run(findings) else MachineError.exit_status
     if found.json:
         print(as_json(findings, status), flush=True)
@@ -82,8 +83,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     data_root = os.environ.get("IMAGENET_HOME") or DEFAULT_DATA_ROOT
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     help_text = f"the folder with train and val; default IMAGENET_HOME, here {data_root}"
-    parser.add_argument("--data-root", default=data_root, metavar="PATH", help=help_text)
-    parser.add_argument("--output-root", default="./output", metavar="PATH", help="where a run would write; default ./output")
+    parser.add_argument("--data-root", type=home_path, default=data_root, metavar="PATH", help=help_text)
+    parser.add_argument(
+        "--output-root", type=home_path, default="./output", metavar="PATH", help="where a run would write; default ./output"
+    )
     try:
         found, unknown = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:

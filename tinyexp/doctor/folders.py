@@ -12,7 +12,7 @@ CHECKPOINTS = 1 * GB  # two files of DeiT-S with optimizer and average, 0.35 GB 
 
 
 def data(options: Options) -> tuple[str, str, str]:
-    root = Path(options.data_root).expanduser().absolute()
+    root = Path(options.data_root).absolute()
     advice = (
         f"put the images into {root}/{{train,val}}/<class>/*, or set IMAGENET_HOME or dataloader_cfg.data_root; without data: "
         "python -m tinyexp.data.digits data/digits, or dataloader_cfg.fake_data=true"
@@ -35,7 +35,7 @@ def data(options: Options) -> tuple[str, str, str]:
 
 def output(options: Options) -> tuple[str, str, str]:
     """Whether a file can be made in the nearest folder that exists, and how much fits there."""
-    root = Path(options.output_root).expanduser().absolute()
+    root = Path(options.output_root).absolute()
     nearest = next(folder for folder in (root, *root.parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:

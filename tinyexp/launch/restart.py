@@ -30,7 +30,7 @@ def with_restarts(attempt: Callable[[int], list[Outcome]], num_processes: int, *
         if previous is not None and is_repetition(failure, previous):
             logger.warning("%s: twice in a row, so the run is not started a third time", line)
             break
-        logger.warning("%s; restart %d of %d, from the newest checkpoint", line, number + 1, max_restarts)
+        logger.warning("%s; restart %d of %d, from the newest checkpoint if there is one", line, number + 1, max_restarts)
         previous = failure
     return outcomes
 

@@ -31,10 +31,11 @@ class RedisCfg:
         return bool(self.redis_url) or self.redis_rendezvous_world_size > 1
 
     def problems(self) -> list[str]:
-        """What cannot work, one line each; [] where the cache is off."""
+        """What cannot work, one line each. Of a cache that is off only a bad URL, whose password a run's records would keep."""
         if not self.redis_cache_enabled:
-            return []
+            return self._url_problems()
         found = self._port_problems() + (self._outside_problems() if self.is_outside else [])
+        found += self._contradictions() if self.redis_url else []
         if not 0 < self.redis_cache_max_memory < math.inf:
             found.append(f"redis_cfg.redis_cache_max_memory={self.redis_cache_max_memory}: a number of GB above 0 is needed")
         if self.redis_rendezvous_world_size < SPREAD or not self.redis_rendezvous_world_size:
@@ -63,6 +64,16 @@ class RedisCfg:
             return tuple(Shard(host=self.redis_cluster_host, port=port, password=password) for port in self.redis_cluster_ports)
         return (Shard(**asdict(RedisUrl.parse(self.redis_url)), password=password),)
 
+    def _contradictions(self) -> list[str]:
+        """Keys that say that the cache is elsewhere than `redis_url` says: whoever set both meant one of them."""
+        elsewhere, usual = ["redis_cluster_host", "redis_cluster_ports"], RedisCfg()
+        found = [f"{name}={getattr(self, name)}" for name in elsewhere if getattr(self, name) != getattr(usual, name)]
+        if self.redis_rendezvous_world_size == SPREAD:
+            found.append(f"redis_rendezvous_world_size={SPREAD}")
+        return [
+            f"redis_cfg.{each} contradicts redis_cfg.redis_url, which names one outside server; leave one out" for each in found
+        ]
+
     def _port_problems(self) -> list[str]:
         ports = self.redis_cluster_ports
         found = [f"redis_cfg.redis_cluster_ports: {port} is no port, use 1 to 65535" for port in ports if not 0 < port < 1 << 16]
@@ -73,8 +84,14 @@ class RedisCfg:
     def _outside_problems(self) -> list[str]:
         if not self.redis_url:
             return address_problems(self.redis_cluster_host, key="redis_cfg.redis_cluster_host")
+        if problems := self._url_problems():
+            return problems
+        url = RedisUrl.parse(self.redis_url)
+        return address_problems(url.host, key="redis_cfg.redis_url", in_clear=not url.tls) if url.host else []
+
+    def _url_problems(self) -> list[str]:
         try:
-            url = RedisUrl.parse(self.redis_url)
+            RedisUrl.parse(self.redis_url or "redis://")
         except ValueError as error:
             return [str(error)]
-        return address_problems(url.host, key="redis_cfg.redis_url", in_clear=not url.tls) if url.host else []
+        return []

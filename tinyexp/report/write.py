@@ -14,6 +14,7 @@ from typing import Any
 
 from tinyexp import __version__
 from tinyexp.errors import CheckpointError, TinyExpError
+from tinyexp.limits import home_path
 from tinyexp.report.evaluation import evaluation
 from tinyexp.report.page import Page, Section, write_page
 from tinyexp.report.run_files import RECORD, REPORT, RunFolder, read_run
@@ -36,13 +37,13 @@ NUM_SAMPLES = 12  # where the run's configuration does not say
 log = logging.getLogger("tinyexp")
 
 
-def write_report(run_folder: str | Path) -> Path:
+def write_report(run_folder: Path) -> Path:
     """Write `report.html` into a run folder, from what lies there; returns its path.
 
     Takes seconds: the sample predictions are computed on the CPU. Where they cannot be, a warning and the page say why.
     Raises: ConfigError for a folder that holds no run.
     """
-    run = read_run(Path(run_folder).expanduser())
+    run = read_run(run_folder)
     return write_page(build_page(run), run.path / REPORT)
 
 
@@ -140,7 +141,7 @@ PARTS = (curves, _predictions, evaluation, parallelism, configuration, environme
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m tinyexp.report.write <run folder>`: the exit status; a mistake is one message."""
     parser = argparse.ArgumentParser(prog="python -m tinyexp report", description="Write report.html into a run folder.")
-    parser.add_argument("run_folder", help="<output_root>/<exp_name>, where log.txt lies")
+    parser.add_argument("run_folder", type=home_path, help="<output_root>/<exp_name>, where log.txt lies")
     asked = parser.parse_args(arguments)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
     try:

@@ -140,7 +140,7 @@ def _refusal(state: TrainState, loss: float, broken: Sequence[str]) -> NonFinite
         return PeerFailed(f"rank {bad_rank} found a value that is not finite {where}")
     what = f"the gradient of {broken[0]} is not finite" if state.verdict.rank_of_bad_loss is None else f"the loss is {loss}"
     return NonFiniteLoss(
-        f"rank {rank}: {what} {where}; no weight was changed by it and no checkpoint holds it; lower optimizer_cfg.lr "
+        f"{what} {where}; no weight was changed by it and no checkpoint holds it; lower optimizer_cfg.lr "
         "or set optimizer_cfg.clip_grad, and continue with resume_from=auto"
     )
 
