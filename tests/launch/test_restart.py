@@ -12,6 +12,7 @@ from tinyexp.launch.local import run_local
 from tinyexp.launch.restart import with_restarts
 from tinyexp.launch.worker import Failure, Outcome
 
+CONTINUED = "from the newest checkpoint if there is one"
 DONE = [Outcome(0, "a result"), Outcome(1, "a result")]
 KILLED = [Outcome(1, failure=Failure("", "was killed by SIGKILL"))]
 ECHO = Outcome(0, failure=Failure("RuntimeError", "Connection closed by peer", is_peer_loss=True))
@@ -38,8 +39,7 @@ def attempted(*attempts: list[Outcome], max_restarts: int) -> tuple[int, list[Ou
 def test_a_killed_rank_is_followed_by_another_attempt_and_one_line_says_so(caplog):
     assert attempted([ECHO, *KILLED], KILLED, DONE, max_restarts=5) == (3, DONE)
     assert [record.getMessage() for record in caplog.records] == [
-        f"rank 1 of 2 was killed by SIGKILL; restart {number} of 5, from the newest checkpoint if there is one"
-        for number in (1, 2)
+        f"rank 1 of 2 was killed by SIGKILL; restart {number} of 5, {CONTINUED}" for number in (1, 2)
     ]
 
 
@@ -84,7 +84,7 @@ def test_a_rank_killed_twice_leaves_a_run_that_ends_well(start, pids):
     command = start("fork", "lose_rank_1_at_first", **{jobs.MAX_RESTARTS: "3", jobs.KILLS: "2"})
     output, errors = command.communicate(timeout=180)
     assert (command.returncode, output.splitlines()[-2:]) == (0, ["3.0", "3.0"]), errors
-    line = "WARNING rank 1 of 2 was killed by SIGKILL (possibly out of memory); restart {} of 3, from the newest checkpoint if there is one"
+    line = "WARNING rank 1 of 2 was killed by SIGKILL (possibly out of memory); restart {} of 3, " + CONTINUED
     assert [each for each in errors.splitlines() if each[0] != "["] == [line.format(1), line.format(2)]  # gloo warns in brackets
     assert len(list(pids.iterdir())) == 7
     assert still_alive(pids) == []
@@ -96,7 +96,7 @@ def test_a_killed_worker_leaves_a_run_that_ends_well(start, pids):
     output, errors = command.communicate(timeout=180)
     assert (command.returncode, output.splitlines()[-2:]) == (0, ["3.0", "3.0"]), errors
     death = "rank 1 of 2 died without a report (killed, possibly out of memory)"
-    line = f"WARNING {death}; restart 1 of 3, from the newest checkpoint if there is one"
+    line = f"WARNING {death}; restart 1 of 3, {CONTINUED}"
     assert [each for each in errors.splitlines() if each[0] != "["] == [line]
     assert len(list(pids.iterdir())) == 5
     assert still_alive(pids) == []
