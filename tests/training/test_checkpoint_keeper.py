@@ -1,4 +1,5 @@
 import os
+import resource
 import sys
 import threading
 import time
@@ -76,25 +77,39 @@ def test_the_end_of_the_block_waits_for_the_save_even_after_an_error(tmp_path, s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells threads apart")
 def test_a_save_computes_where_nothing_else_wants_to_until_something_waits_for_it(tmp_path, state, monkeypatch):
-    may_end, seen = threading.Event(), []
+    idle = os.SCHED_IDLE if checkpoint_keeper._idle_can_be_left() else os.SCHED_OTHER
+    is_idle = threading.Event()
 
-    def note_scheduling(*_arguments, **_options):
-        time.sleep(0.2)
-        seen.append(os.sched_getscheduler(threading.get_native_id()))
-        assert may_end.wait(10)
-        time.sleep(0.2)
-        seen.append(os.sched_getscheduler(threading.get_native_id()))
-
-    monkeypatch.setattr(checkpoint_keeper, "save_checkpoint", note_scheduling)
-    with keeper_in(tmp_path, state) as keeper:
-        save(keeper, state, 1)
-        while not seen:
+    def is_scheduled_as(policy):
+        end = time.monotonic() + 60
+        while os.sched_getscheduler(threading.get_native_id()) != policy:
+            if time.monotonic() > end:
+                raise CheckpointError(f"the save never came to policy {policy}")
             time.sleep(0.01)
-        may_end.set()
+
+    def idle_then_as_all(*_arguments, **_options):
+        is_scheduled_as(idle)
+        is_idle.set()
+        is_scheduled_as(os.SCHED_OTHER)
+
+    monkeypatch.setattr(checkpoint_keeper, "save_checkpoint", idle_then_as_all)
+    with keeper_in(tmp_path, state, allow_save_failures=0) as keeper:
+        save(keeper, state, 1)
+        assert is_idle.wait(60)
         keeper.wait()
+        monkeypatch.setattr(checkpoint_keeper, "save_checkpoint", lambda *_, **__: is_scheduled_as(os.SCHED_OTHER))
         save(keeper, state, 2)
         keeper.wait()  # at once, as after a signal
-    assert seen == [os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_OTHER]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root of a Linux can give its rights away")
+def test_a_save_is_not_made_idle_by_a_user_who_could_not_take_that_back():
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+        os.setresuid(65534, 65534, 65534)
+        os._exit(int(checkpoint_keeper._idle_can_be_left.__wrapped__()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_two_saves_are_never_under_way_at_once(tmp_path, state, monkeypatch):

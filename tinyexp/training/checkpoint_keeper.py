@@ -1,6 +1,7 @@
 """Saves a run beside its training: one checkpoint at a time, gathered and written by a thread of low priority."""
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -137,9 +138,31 @@ class CheckpointKeeper:
 
 def _schedule(thread: threading.Thread, *, when_idle: bool) -> None:
     """Let a thread compute only where nothing else wants to, or as any other. Linux alone tells threads apart."""
-    if sys.platform == "linux" and thread.is_alive() and thread.native_id:
-        with contextlib.suppress(OSError):  # the thread has ended, or a sandbox forbids it
-            os.sched_setscheduler(thread.native_id, os.SCHED_IDLE if when_idle else os.SCHED_OTHER, os.sched_param(0))
+    if _idle_can_be_left() and thread.is_alive() and thread.native_id:
+        with contextlib.suppress(OSError):  # the thread has ended
+            _set_policy(thread.native_id, when_idle=when_idle)
+
+
+@functools.cache
+def _idle_can_be_left() -> bool:
+    """Whether a thread may be idle and then compute again: without CAP_SYS_NICE or RLIMIT_NICE the way back is closed."""
+    policies = list[bool]()
+
+    def to_idle_and_back() -> None:
+        with contextlib.suppress(OSError):
+            for when_idle in (True, False):
+                _set_policy(threading.get_native_id(), when_idle=when_idle)
+                policies.append(when_idle)
+
+    if sys.platform == "linux":
+        thread = threading.Thread(target=to_idle_and_back)
+        thread.start()
+        thread.join()
+    return policies == [True, False]
+
+
+def _set_policy(thread_id: int, *, when_idle: bool) -> None:
+    os.sched_setscheduler(thread_id, os.SCHED_IDLE if when_idle else os.SCHED_OTHER, os.sched_param(0))
 
 
 def _nonfinite(checkpoint: Mapping[str, Any]) -> str:
