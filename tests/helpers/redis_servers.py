@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from tinyexp.redis_cache.guard import can_connect
+from tinyexp.redis_cache.guard import answers
 from tinyexp.redis_cache.server import RedisServers
 from tinyexp.redis_cache.shards import Shard
 
@@ -42,9 +42,9 @@ class PlainServer:
         where = ["--port", str(self.port), "--bind", "127.0.0.1"] if on_port else ["--port", "0", "--unixsocket", self.path]
         command = ["redis-server", *where, "--save", "", "--dir", str(self.folder), *settings]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
-        while not can_connect(["127.0.0.1", self.port] if on_port else self.path):
-            assert time.monotonic() < deadline, "redis-server does not start"
+        deadline = time.monotonic() + 30
+        while not answers(["127.0.0.1", self.port] if on_port else self.path):
+            assert self.process.poll() is None and time.monotonic() < deadline, "redis-server does not start"
             time.sleep(0.01)
 
     def shard(self, **changes) -> Shard:

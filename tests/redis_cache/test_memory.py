@@ -41,6 +41,7 @@ V2, V1 = ("0::/job/step", "job"), ("4:cpu,memory:/job/step", "memory/job")
 
 
 def test_the_limit_of_a_container_or_of_a_job_counts_as_the_machines(group):
+    group(*V2, {"memory.max": "max\n", "memory.current": "1000000\n"})
     machine = available_memory_bytes()
     for limit, left in (("3000000", 2_000_000), ("max", machine), ("500000", 0)):
         group(*V2, {"memory.max": f"{limit}\n", "memory.current": "1000000\n"})

@@ -4,6 +4,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -113,10 +114,11 @@ import os, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from tinyexp.redis_cache.server import RedisServers
 servers = RedisServers(["0", "1"], max_memory_gb=0.1)
-if not os.fork():
-    time.sleep(5)  # a loader worker, which holds the owner's end of every pipe a while longer
+worker = os.fork()
+if not worker:
+    time.sleep(60)  # a loader worker, which holds the owner's end of every pipe a while longer
     os._exit(0)
-print(servers.folder, *servers.pids, flush=True)
+print(servers.folder, worker, *servers.pids, flush=True)
 time.sleep(60)
 """
 
@@ -127,19 +129,25 @@ def test_servers_and_folder_go_with_their_owner_however_it_ends(number):
         [sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert owner.stdout
-    folder, *pids = owner.stdout.readline().split()
+    folder, worker, *pids = owner.stdout.readline().split()
     assert len(pids) == 2
-    owner.send_signal(number)
-    owner.wait()
-    owner.stdout.close()
-    assert_gone([int(pid) for pid in pids], Path(folder), within_s=3.0)
+    try:
+        owner.send_signal(number)
+        owner.wait()
+        owner.stdout.close()
+        assert_gone([int(pid) for pid in pids], Path(folder))
+        assert is_alive(int(worker))
+    finally:
+        os.kill(int(worker), signal.SIGKILL)
 
 
 def guard_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_killed_guard_takes_its_servers_along_and_the_next_run_removes_the_folder():
+def test_a_killed_guard_takes_its_servers_along_and_the_next_run_removes_the_folder(monkeypatch):
+    private = tempfile.mkdtemp(dir="/tmp")  # where no other run removes it; a short name, for the sockets
+    monkeypatch.setattr(server, "root_folder", lambda: private)
     with own_servers() as servers:
         os.kill(guard_of(servers.pids[0]), signal.SIGKILL)
         deadline = time.monotonic() + 5
@@ -149,6 +157,7 @@ def test_a_killed_guard_takes_its_servers_along_and_the_next_run_removes_the_fol
         with own_servers() as others:
             assert_gone(servers.pids, servers.folder, within_s=0.1)
             assert all(map(is_alive, others.pids))
+    Path(private).rmdir()
 
 
 def test_a_leftover_server_is_ended_by_its_pid_and_nobody_elses(tmp_path):

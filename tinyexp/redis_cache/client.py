@@ -143,7 +143,7 @@ class RedisByteCache:
         if not self._patience.left_s(shard):
             return False
         if not self._answering.is_fine(shard) and self._answering.takes_turn(shard):
-            threading.Thread(target=self._probe, args=(shard,), daemon=True).start()
+            threading.Thread(target=self._probe, args=(shard,), name="redis-probe", daemon=True).start()
         return self._answering.is_fine(shard)
 
     def _probe(self, shard: int) -> None:

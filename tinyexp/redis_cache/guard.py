@@ -49,7 +49,7 @@ class Server:
         """Raises: RuntimeError with the server's own words where it does not."""
         deadline = time.monotonic() + START_S
         while self.process.poll() is None and time.monotonic() < deadline:
-            if can_connect(self.address):
+            if answers(self.address):
                 return
             time.sleep(0.005)
         ended = self.process.returncode
@@ -89,17 +89,18 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def can_connect(address: str | list[Any]) -> bool:
-    """Whether something accepts connections at a socket path, or at a [host, port]."""
+def answers(address: str | list[Any]) -> bool:
+    """Whether a Redis says something at a socket path, or at a [host, port]: the kernel accepts connections before it does."""
+    is_path = isinstance(address, str)
     try:
-        if isinstance(address, str):
-            with socket.socket(socket.AF_UNIX) as probe:
+        with socket.socket(socket.AF_UNIX) if is_path else socket.create_connection(tuple(address), timeout=1.0) as probe:
+            if is_path:
+                probe.settimeout(1.0)
                 probe.connect(address)
-        else:
-            socket.create_connection((address[0], address[1]), timeout=1.0).close()
+            probe.sendall(b"PING\r\n")
+            return bool(probe.recv(1))  # of a refusal too: we have given no password
     except OSError:
         return False
-    return True
 
 
 def require_free(host: str, port: int) -> None:

@@ -1,6 +1,7 @@
 """redis-servers of our own: what they may do, how much they may hold, how they start and how they end."""
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -19,11 +20,13 @@ from tinyexp.redis_cache.leftovers import end_leftovers
 from tinyexp.redis_cache.memory import GB
 from tinyexp.redis_cache.shards import Shard, Shards
 
+logger = logging.getLogger("tinyexp")
+
 OLDEST = (6, 2)  # has ACL users, and the fix of its last ten years of flaws in what we use
 USER = "cache"
 LARGEST_ROOT_BYTES = 60  # a socket's path has 107 bytes
 ANSWER_S = 30.0
-GONE_S = 5.0
+GONE_S = 30.0  # a guard needs 2 s at most, but for a disk that stalls
 
 # Nothing of this reaches a disk or, with port 0, a network. noeviction: each epoch visits the images in a new order, and then
 # a full cache that keeps what it has serves its share of them, while one that throws out the least recently used serves less:
@@ -131,6 +134,8 @@ class RedisServers:
             self._guard.stdin.write(b"\n")
             if select.select([self._guard.stdout], [], [], GONE_S)[0]:
                 self._guard.stdout.read()
+            else:
+                logger.warning("the redis-servers in %s have not ended within %g s; their guard goes on", self.folder, GONE_S)
         except (BrokenPipeError, ValueError):  # the guard has gone, or this was called before
             pass
         self._guard.stdin.close()
