@@ -150,8 +150,14 @@ def test_a_process_that_dies_is_said(root, monkeypatch, run):
     assert (status, "a process that reads images died" in err) == (MachineError.exit_status, True)
 
 
-def test_ctrl_c_ends_all_processes_and_writes_no_record(root, monkeypatch, capfd):
-    monkeypatch.setattr(inspection, "decode_rgb", lambda *_, **__: time.sleep(0.05))
+def test_ctrl_c_ends_all_processes_and_writes_no_record(root, monkeypatch, capfd, tmp_path):
+    may_end = tmp_path / "may end"
+
+    def decode(*_, **__):
+        while not may_end.exists():
+            time.sleep(0.02)
+
+    monkeypatch.setattr(inspection, "decode_rgb", decode)
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
@@ -166,8 +172,8 @@ def test_ctrl_c_ends_all_processes_and_writes_no_record(root, monkeypatch, capfd
     while len(children := children_of(pid)) < 6 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(children) == 6
-    time.sleep(0.3)
     os.killpg(pid, signal.SIGINT)  # as a terminal does
+    may_end.touch()
     while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.05)
     if ended[0] == 0:

@@ -54,7 +54,10 @@ def test_a_killed_worker_ends_in_one_message_wherever_its_rank_is(loader, elsewh
     with pytest.raises(MachineError) as stop:
         elsewhere(batches)
     # a rank that reads from the worker's socket just then meets its end before the signal
-    assert re.match(rf"a loader worker (\(pid {pid}\)|is gone \(ConnectionResetError) ", str(stop.value))
+    assert re.match(
+        rf"a loader worker (\(pid {pid}\)|is gone \((ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError)) ",
+        str(stop.value),
+    )
     assert "dataloader_cfg.num_workers lower" in str(stop.value)
     failure = Failure.of(stop.value)
     assert (failure.traceback, may_pass(failure)) == ("", True)

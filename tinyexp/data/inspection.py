@@ -41,9 +41,13 @@ def inspect(files: ImageFiles, *, processes: int, max_pixels: int) -> Generator[
     """
     context = multiprocessing.get_context("fork")  # the list of files comes with the fork
     pool = ProcessPoolExecutor(processes, context, _start, (os.getpid(), files, max_pixels))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C is not for the processes, from their fork on
     try:
-        starts = range(0, len(files.targets), CHUNK)
-        chunks = [pool.submit(_findings, range(start, min(start + CHUNK, len(files.targets)))) for start in starts]
+        try:
+            starts = range(0, len(files.targets), CHUNK)
+            chunks = [pool.submit(_findings, range(start, min(start + CHUNK, len(files.targets)))) for start in starts]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for chunk in chunks:
             yield from chunk.result()
     except BrokenProcessPool:
@@ -59,7 +63,8 @@ _max_pixels: int
 def _start(parent: int, files: ImageFiles, max_pixels: int) -> None:
     global _files, _max_pixels
     _files, _max_pixels = files, max_pixels
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     die_with_parent(parent)
 
 
