@@ -1,12 +1,14 @@
-import time
+from types import SimpleNamespace
 
-from tinyexp.parallel.waiting import Waiting
+from tinyexp.parallel import waiting
 
 
-def test_the_seconds_of_its_blocks_add_up():
-    waiting = Waiting()
+def test_the_seconds_of_its_blocks_add_up(monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now_s))
+    counter = waiting.Waiting()
     for _ in range(2):
-        with waiting:
-            time.sleep(0.02)
-        time.sleep(0.5)
-    assert 0.04 <= waiting.seconds < 0.5
+        with counter:
+            now_s += 0.25
+        now_s += 8.0
+    assert counter.seconds == 0.5

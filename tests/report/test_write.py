@@ -24,6 +24,7 @@ from tinyexp.report.run_files import read_run
 from tinyexp.report.samples import samples, spread
 from tinyexp.report.write import main, write_report
 
+HANGS_MS = 180_000  # a browser on a cold disk takes long to start
 CLASSES = ["<img src=x onerror=alert(1)>", "<script>alert(2)", "\"' & {{ 7*7 }}", "déjà"]
 
 
@@ -182,6 +183,7 @@ def test_a_run_without_its_summary_has_stopped_or_is_running(folder, tmp_path):
             time.sleep(60)
     try:
         while not (stopped / "owns").exists():
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
             time.sleep(0.02)
         assert "running" in Markup(write_report(stopped)).text
     finally:
@@ -296,14 +298,14 @@ def test_a_browser_shows_it_without_an_error_a_request_or_a_word_cut_off(page):
     complaints: list[str] = []
     requests: list[str] = []
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"], timeout=HANGS_MS)
         tab = browser.new_page()
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
         for width in (390, 1280):
             tab.set_viewport_size({"width": width, "height": 800})
-            tab.goto(page.as_uri())
+            tab.goto(page.as_uri(), timeout=HANGS_MS)
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
         lengths = tab.evaluate("[...document.querySelectorAll('figure.chart path[d*=L]')].map(path => path.getTotalLength())")
         images = tab.evaluate("[...document.images].map(image => image.complete && image.naturalWidth)")

@@ -11,6 +11,7 @@ from tests.helpers.ranks import build_accelerator, run_on_ranks
 from tests.training.test_epoch import toy_state
 from tinyexp.errors import NonFiniteLoss
 from tinyexp.parallel.report import ALL_GATHER, TrafficCounter, total
+from tinyexp.parallel.waiting import WAITING, Waiting
 from tinyexp.training.epoch import Guards, train_one_epoch, train_step
 from tinyexp.training.optimizer import OptimizerCfg
 from tinyexp.training.schedule import LrSchedulerCfg
@@ -60,10 +61,11 @@ def test_a_step_that_is_refused_for_a_nan_has_its_record_too():
     assert math.isnan(record["gradient"])
 
 
-def watched(settings):
+def watched(settings, at_exchange):
     """The collectives of a step and of its backward alone; then records of two epochs of a step each.
 
-    To both rank 1 brings its images after 0.3 s, and to the second epoch rank 0 itself comes 0.6 s late.
+    To both rank 1 brings its images 0.3 s late, under tp 0.3 s after rank 0 has begun to wait for it in an exchange: then there
+    is a file `at_exchange`. To the second epoch rank 0 itself comes 2 s late.
     """
     torch.set_num_threads(1)
     accelerator = build_accelerator(**settings)
@@ -87,10 +89,23 @@ def watched(settings):
     verdict, records = state.verdict, []
 
     def loader():
+        while rank and "activations" in settings and not at_exchange.exists():
+            time.sleep(0.001)
         time.sleep(0.3 * rank)
         yield images, targets
 
-    for late_s in (0.0, 0.6):
+    class Told(Waiting):
+        def __enter__(self):
+            super().__enter__()
+            at_exchange.touch()
+            return self
+
+    if accelerator.is_main:
+        WAITING.__class__ = Told
+    for late_s in (0.0, 2.0):
+        accelerator.barrier()
+        at_exchange.unlink(missing_ok=True)
+        accelerator.barrier()
         if accelerator.is_main:
             time.sleep(late_s)  # as where it tells of the epoch before
         state.epoch_step = 0
@@ -99,8 +114,10 @@ def watched(settings):
 
 
 @pytest.mark.parametrize("settings", [{"activations": "sharded"}, {"accelerator": "ddp"}], ids=["tp", "ddp"])
-def test_a_step_costs_one_small_exchange_and_the_main_rank_records_what_all_of_them_saw(settings):
-    (alone, whole, loss, verdict, records), (_, _, other_loss, other_verdict, others) = run_on_ranks(watched, 2, settings)
+def test_a_step_costs_one_small_exchange_and_the_main_rank_records_what_all_of_them_saw(settings, tmp_path):
+    (alone, whole, loss, verdict, records), (_, _, other_loss, other_verdict, others) = run_on_ranks(
+        watched, 2, settings, tmp_path / "at an exchange"
+    )
     extra = [line for line in whole if line not in alone]
     assert sum(line.calls for line in whole) == sum(line.calls for line in alone) + 1
     assert [line.kind for line in extra] == [ALL_GATHER]
@@ -112,7 +129,7 @@ def test_a_step_costs_one_small_exchange_and_the_main_rank_records_what_all_of_t
     assert others == []
     record, after_a_pause = records
     assert record["data_s"] >= 0.3  # of the rank that came late
-    assert 0.3 <= after_a_pause["data_s"] < after_a_pause["step_s"]
+    assert 0.3 <= after_a_pause["data_s"] < 2  # without the pause of the main rank
     assert record["images_per_s"] == pytest.approx(4 / record["step_s"])
     if "activations" in settings:
         assert 0.3 / record["step_s"] <= record["link_share"] <= 1
