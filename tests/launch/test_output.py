@@ -3,11 +3,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from tinyexp.launch.output import OutputServer
+from tinyexp.launch.output import GREETING, STDOUT, OutputServer
 
 WAIT_S = 20.0
 
@@ -107,6 +108,23 @@ def test_a_rank_ends_with_its_driver():
     process.stdout.read()
     process.stdout.close()
     process.wait()
+
+
+class LateServer(OutputServer):
+    """Its thread that accepts connections gets no time before the close."""
+
+    def _accept(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            super()._accept()
+
+
+def test_the_lines_of_a_rank_that_was_yet_to_be_accepted_are_printed(capsys):
+    server = LateServer("127.0.0.1")
+    with socket.create_connection(server.address) as rank:
+        rank.sendall(GREETING.pack(server.token, STDOUT, 1) + b"all that it had to say\n")
+    server.close(WAIT_S)
+    assert capsys.readouterr().out == "all that it had to say\n"
+    assert set(server.ended) == {1}
 
 
 def test_the_end_of_a_rank_is_noted_with_its_number(server):

@@ -23,11 +23,12 @@ ANSWERS = {OK: "yes", LIMITED: "yes, but", MISSING: "no"}
 DEFAULT_DATA_ROOT = "./data/imagenet/"  # of dataloader_cfg.data_root, where IMAGENET_HOME is not set
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], *, deadline_s: float = DEADLINE_S) -> int:
     """The exit status: 0 where a run with tp=2 can train here, else that of MachineError."""
     found = _parse(arguments)
-    with Console(stderr=True).status(f"looking at this machine, for at most {DEADLINE_S:g} s"):
-        findings = examine(Options(data_root=str(found.data_root), output_root=str(found.output_root)))
+    with Console(stderr=True).status(f"looking at this machine, for at most {deadline_s:g} s"):
+        options = Options(data_root=str(found.data_root), output_root=str(found.output_root))
+        findings = examine(options, deadline_s=deadline_s)
     status = 0 if can_run(findings) else MachineError.exit_status
     if found.json:
         print(as_json(findings, status), flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tinyexp.launch.worker import STACKS_SIGNAL, Failure, Outcome
 
-STACKS_S = 1.0  # for a rank to print its stacks
+STACKS_S = 3.0  # for a rank to print its stacks, on a busy machine; then it is killed
 MOST_STACKS = 4  # ranks that are asked for theirs, one after the other
 
 logger = logging.getLogger("tinyexp")

@@ -62,6 +62,8 @@ class OutputServer:
     def close(self, timeout_s: float) -> None:
         """Print what the ranks have sent until they end, for at most `timeout_s`; a rank that is left then ends by itself."""
         with suppress(OSError):  # closed before
+            self._listener.setblocking(False)
+            self._accept()  # ranks that have connected, and perhaps ended, since the thread was last given time
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._listener.close()
         deadline = time.monotonic() + timeout_s
@@ -72,7 +74,7 @@ class OutputServer:
                 link.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        with suppress(OSError):  # closed
+        with suppress(OSError):  # closed, or about to be and nobody waits
             while True:
                 link, _ = self._listener.accept()
                 thread = threading.Thread(target=self._copy, args=(link,), daemon=True)

@@ -14,9 +14,11 @@ from tinyexp.launch.ray_actor import Job, carried_variables
 from tinyexp.launch.ray_placement import Placement
 from tinyexp.launch.worker import Failure, Outcome, unpack
 from tinyexp.process import Axis, Environment
+from tinyexp.sessions import start_time
 
 EXPLAIN_S = 1.0  # for Ray to say why a rank has ended, after its connection has
-SAYS_NOTHING = ("unexpectedly exits with a connection error", "died unexpectedly")  # what Ray tells of kills that are not its own
+# what Ray tells of kills that are not its own
+SAYS_NOTHING = ("unexpectedly exits with a connection error", "died unexpectedly", "is unavailable: ")
 END_S = 3.0  # for killed actors to be gone, and again for their last output to arrive
 
 
@@ -145,4 +147,5 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return True
+    # one that has ended keeps its number until Ray, which has started it, asks for its status: seconds on a busy machine
+    return sys.platform != "linux" or start_time(pid) != ""
