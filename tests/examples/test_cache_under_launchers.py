@@ -58,7 +58,7 @@ def start(folder: Path, program: list[str], data: Path, *keys: str) -> subproces
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        return process.communicate(timeout=120)
+        return process.communicate(timeout=300)
     finally:
         process.kill()
 

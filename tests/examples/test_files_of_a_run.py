@@ -123,15 +123,14 @@ def corrupt(server: PlainServer) -> None:
             client.set(key, client.get(key)[:-1] + b"?")  # pyright: ignore[reportOptionalSubscript, reportOperatorIssue]
 
 
-FAULTS: dict[str, tuple[Callable[[PlainServer], object], float, Callable[[dict], bool]]] = {
-    "killed": (lambda server: server.process.kill(), 1.0, lambda counts: counts["hits"] < 64 and counts["errors"] >= 1),
+FAULTS: dict[str, tuple[Callable[[PlainServer], object], Callable[[dict], bool]]] = {
+    "killed": (lambda server: server.process.kill(), lambda counts: counts["hits"] < 64 and counts["errors"] >= 1),
     "silent": (
         lambda server: os.kill(server.process.pid, signal.SIGSTOP),
-        3.0,  # one timeout, and another one at the try 5 s later
-        lambda counts: counts["hits"] < 64 and 1 <= counts["errors"] <= 2,
+        lambda counts: counts["hits"] < 64 and 1 <= counts["errors"] <= 2,  # one timeout, and another one at the try 5 s later
     ),
-    "full": (fill, 1.0, lambda counts: counts["refused"] == 8 and counts["hits"] == 2 * 24 and counts["errors"] == 0),
-    "corrupted": (corrupt, 1.0, lambda counts: counts["damaged"] == 24 and counts["hits"] == 128 - 24 and counts["errors"] == 0),
+    "full": (fill, lambda counts: counts["refused"] == 8 and counts["hits"] == 2 * 24 and counts["errors"] == 0),
+    "corrupted": (corrupt, lambda counts: counts["damaged"] == 24 and counts["hits"] == 128 - 24 and counts["errors"] == 0),
 }
 
 
@@ -139,7 +138,7 @@ FAULTS: dict[str, tuple[Callable[[PlainServer], object], float, Callable[[dict],
 def test_a_server_that_fails_in_mid_epoch_changes_no_loss_and_costs_little(
     name, toy_set, tmp_path, without_cache, monkeypatch, caplog
 ):
-    fault, seconds, are_right = FAULTS[name]
+    fault, are_right = FAULTS[name]
     with plain_server(on_port=True) as server:
         puts, put_many = [], RedisByteCache.put_many
 
@@ -156,7 +155,7 @@ def test_a_server_that_fails_in_mid_epoch_changes_no_loss_and_costs_little(
     assert run.losses == without_cache.losses
     assert are_right(run.summary["cache"]), run.summary["cache"]
     assert run.summary["cache"]["hits"] + run.summary["cache"]["misses"] == 3 * 64
-    assert run.seconds < 2 * without_cache.seconds + seconds + 2
+    assert run.seconds < 2 * without_cache.seconds + 10  # which is what servers may cost in a whole run
     assert len([record for record in caplog.records if "Redis" in record.getMessage()]) == (name != "corrupted")
 
 

@@ -1,5 +1,6 @@
 """What the ranks of the tests do. Importable by name, so that every start method and Ray can ship it."""
 
+import gc
 import io
 import json
 import logging
@@ -162,9 +163,20 @@ def lose_rank_1() -> None:
     import torch.distributed as dist
 
     if join_group() == 1:
-        time.sleep(4)  # for the watch to be set up
+        await_watch()
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.zeros(1))
+
+
+def await_watch() -> None:
+    """Until this rank is connected with those of other nodes that watch it."""
+    from tinyexp.launch.node_watch import NodeWatch
+
+    deadline = time.monotonic() + 60
+    while not any(isinstance(each, NodeWatch) and each._links for each in gc.get_objects()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1.0)  # for the other end to know who we are
 
 
 def wait_for_rank_1() -> None:
@@ -191,15 +203,16 @@ def join_group_as_a_run_does() -> int:
 
 
 def sum_within_seconds(before: Callable[[], None]) -> float:
-    """The sum over the ranks, in a collective that waits for 3 s. To meet for the first time the ranks need longer."""
+    """The sum over the ranks, in a collective that waits for 3 s in the first attempt. To meet at first the ranks need longer."""
     import torch
     import torch.distributed as dist
 
     rank = join_group_as_a_run_does()
     dist.barrier()
-    group = dist.new_group(timeout=timedelta(seconds=3))
+    is_first = Environment.read().attempt == 0
+    group = dist.new_group(timeout=timedelta(seconds=3 if is_first else 60))
     assert isinstance(group, dist.ProcessGroup)
-    if rank == 1 and Environment.read().attempt == 0:
+    if rank == 1 and is_first:
         before()
     total = torch.tensor(rank + 1.0)
     dist.all_reduce(total, group=group)

@@ -8,6 +8,7 @@ import pytest
 from tests.launch import jobs
 from tests.launch.conftest import still_alive, wait_until_asleep
 from tinyexp.errors import ConfigError, WorkerFailed
+from tinyexp.launch import supervise
 from tinyexp.launch.local import run_local
 
 PRELOADED = ["torch.distributed.tensor.parallel", "torch._dynamo", "tests.launch.jobs"]  # sharding a module imports dynamo
@@ -42,7 +43,8 @@ def test_the_rank_that_fails_is_named_with_its_error_and_exit_status():
     assert caught.value.exit_status == 3
 
 
-def test_the_cause_is_named_although_its_echo_came_first():
+def test_the_cause_is_named_although_its_echo_came_first(monkeypatch):
+    monkeypatch.setattr(supervise, "ECHO_S", 60.0)
     with pytest.raises(WorkerFailed, match=r"^rank 1 of 2: ValueError: the cause\n\nTraceback"):
         launch(jobs.fail_after_leaving_the_group)
 
