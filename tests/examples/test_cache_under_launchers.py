@@ -92,7 +92,7 @@ def test_the_full_recipes_keys_run_under_every_launcher_and_leave_nothing(launch
 def assert_second_epoch_comes_from_memory(cache: dict[str, int]) -> None:
     """But for what a server was asked in vain, which on a busy machine is a matter of a quarter of a second."""
     assert cache["hits"] + cache["misses"] == 128
-    assert cache["hits"] == 64 or (cache["errors"] and cache["hits"] < 64)
+    assert cache["hits"] == 64 or (cache["errors"] and 0 < cache["hits"] < 64)
 
 
 def pids_of(folder: Path) -> list[int]:
