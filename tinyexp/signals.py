@@ -3,11 +3,13 @@
 Importing this file loads nothing heavy.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -36,6 +38,16 @@ def _leave_if_interrupted(kind: type[BaseException], error: BaseException, trace
     if sys.stdout is not None:
         sys.stdout.flush()
     os._exit(128 + signal.SIGINT)  # a hook has no other way to choose the status; no run is left that would need a cleanup
+
+
+@contextlib.contextmanager
+def held_back(*numbers: int) -> Iterator[None]:
+    """These signals wait until the block ends. A process that starts in it inherits that, and never gets them unless it asks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class StopRequest:

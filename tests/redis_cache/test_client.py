@@ -120,6 +120,7 @@ def test_a_dead_server_costs_nothing_and_is_used_again_once_it_is_back(servers, 
             assert cache.get_many(KEYS) == [None] * 40
             cache.put_many(FILES)
     assert cache.counts.errors == 3  # each was tried once in the 20 epochs
+    assert sum(map(cache._patience.spent_s, range(3))) < 1.0
     told = [record.getMessage() for record in caplog.records]
     assert [any(str(shard) in line for line in told) for shard in servers.shards.servers] == [True] * 3
     assert len(told) == 3
@@ -184,7 +185,9 @@ def test_a_server_that_falls_silent_again_and_again_is_given_up_by_name_and_the_
         with stopped(servers.pids[0]):
             cache.get_many(KEYS)
     waited_s = cache._patience.spent_s(0)
-    assert waited_s >= 0.99 * WAITING_S / 8 / 2  # half of the share of one of 8 ranks, up to a wait that is too short to tell
+    assert (
+        0.99 * WAITING_S / 8 / 2 <= waited_s < 1.5
+    )  # half of the share of one of 8 ranks, up to a wait that is too short to tell
     assert f"server {name} is given up, after {waited_s:.2g} s of waiting in vain" in caplog.records[-1].getMessage()
     assert len(caplog.records) == 2
     found = cache.get_many(KEYS)

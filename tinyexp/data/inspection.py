@@ -18,6 +18,7 @@ from tinyexp.data.decoding import FORMATS, UnreadableImage, decode_rgb
 from tinyexp.data.file_bytes import ImageFiles
 from tinyexp.errors import MachineError
 from tinyexp.process import die_with_parent
+from tinyexp.signals import held_back
 
 CHUNK = 16  # images that a process takes at a time
 
@@ -41,13 +42,10 @@ def inspect(files: ImageFiles, *, processes: int, max_pixels: int) -> Generator[
     """
     context = multiprocessing.get_context("fork")  # the list of files comes with the fork
     pool = ProcessPoolExecutor(processes, context, _start, (os.getpid(), files, max_pixels))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C is not for the processes, from their fork on
     try:
-        try:
+        with held_back(signal.SIGINT):  # Ctrl-C is not for the processes, from their fork on
             starts = range(0, len(files.targets), CHUNK)
             chunks = [pool.submit(_findings, range(start, min(start + CHUNK, len(files.targets)))) for start in starts]
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for chunk in chunks:
             yield from chunk.result()
     except BrokenProcessPool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tinyexp.observability.status import Status
+from tinyexp.signals import held_back
 
 END_S = 1.0  # for the last lines to be printed
 SHOW_CURSOR = b"\x1b[?25h"
@@ -63,15 +64,12 @@ def flush() -> None:
 
 def _start_display(folder: Path, title: str, reader: int) -> subprocess.Popen[bytes]:
     """A key that interrupts the run is not for the display, from its first moment on: what is blocked here is blocked there."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGQUIT))
-    try:
+    with held_back(signal.SIGINT, signal.SIGQUIT):
         return subprocess.Popen(
             [sys.executable, "-m", "tinyexp.observability.live", str(folder), title, str(Status.written_at(folder))],
             stdin=reader,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
         )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
